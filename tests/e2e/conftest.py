@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def arena(runner, federation, tmp_path_factory):
-    """Alice, bob and mallory, enrolled and attending."""
+    """Alice, bob and mallory, enrolled and connected."""
     from support.arena import Arena
     from support.forgery import write_model
 

@@ -1,4 +1,4 @@
-"""What an agent needs above its training's own memory, as the kernel counts it."""
+"""Memory of an agent beyond that of the training, as measured by the kernel."""
 
 import subprocess
 import sys
@@ -28,8 +28,8 @@ CASES = (
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/PID/clear_refs is Linux's")
 @pytest.mark.parametrize("shape", [[], ["--one"]], ids=["three tensors", "one tensor"])
-def test_it_stays_under_three_models(shape):
-    """A real agent and a real server, a model of 40 MB, one round after another; also by torch."""
+def test_an_agent_needs_less_memory_than_three_models(shape):
+    """A real agent and server over several rounds of a 40 MB model; also with torch."""
     command = [sys.executable, str(SCRIPT), "--sizes", "40", *shape, "--cases", *CASES]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,6 @@
-"""Agents survive a server that speaks gRPC and otherwise says anything: garbage, floods, nonsense.
+"""Agents survive a server that sends garbage, floods or invalid messages over gRPC.
 
-It is a stand-in that speaks plaintext, so that a test says every byte itself.
+The server is a stand-in without TLS, so that a test controls every byte.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ class Babbler(grpc.GenericRpcHandler):
 
 
 def survives(directory, last=1, **answers):
-    """An agent that gets these answers first takes part in an honest round after; its journal."""
+    """Send these answers to an agent, then an honest round; returns its journal."""
 
     async def main():
         server, babbler = grpc.aio.server(), Babbler()
@@ -177,8 +177,8 @@ ATTEND = {
 }
 
 
-def test_whatever_is_said_on_the_stream_ends_no_agent(tmp_path):
-    """It connects again, as after any loss, and its owner reads of what cannot be read."""
+def test_no_message_on_the_stream_ends_an_agent(tmp_path):
+    """It reconnects; the journal records what could not be parsed."""
     entries = survives(tmp_path, attend=list(ATTEND.values()))
     refused = [entry["text"] for entry in entries if entry["event"] == "refused"]
     assert sum("not a message" in text for text in refused) == 2
@@ -199,8 +199,8 @@ UPLOAD = {
 }
 
 
-def test_whatever_is_said_to_an_upload_ends_no_agent(tmp_path):
-    """And is not put down to the training code, which has done its part."""
+def test_no_answer_to_an_upload_ends_an_agent(tmp_path):
+    """The error is not attributed to the training code, which had finished."""
     rounds = [model() for _ in range(len(UPLOAD))]
     entries = survives(tmp_path, last=len(rounds), rounds=rounds, upload=list(UPLOAD.values()))
     assert not [entry for entry in entries if entry["event"] == "failed"]
@@ -216,8 +216,8 @@ async def endless(call):
         await call.write(bytes(1 << 20))
 
 
-def test_a_download_without_end_is_ended(tmp_path):
-    """Also one of empty messages, which would keep the device busy and bring nothing."""
+def test_an_endless_download_is_ended(tmp_path):
+    """Also one of empty messages."""
     lies = [empty_without_end, endless, says(GARBAGE)]
     rounds = [model(1.0), model(2.0)]
     entries = survives(tmp_path, last=2, rounds=rounds, download=lies)

@@ -1,4 +1,4 @@
-"""Training code that does what it should not: its round goes on, and the agent with it."""
+"""Faulty training code does not end the agent or the round."""
 
 import asyncio
 import logging
@@ -20,14 +20,14 @@ ONES = {"w": np.ones(3, np.float32)}
 
 
 class SilentError(Exception):
-    """Cannot even say what it is."""
+    """An exception whose text cannot be computed."""
 
     def __str__(self):
         raise RuntimeError("no words")
 
 
 class Raises(Adder):
-    """Raises something the first time."""
+    """Raises an exception in its first training."""
 
     def __init__(self, error):
         super().__init__()
@@ -52,8 +52,8 @@ class Raises(Adder):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_training_raises_ends_its_task_alone(tmp_path, caplog, error, told):
-    """The owner reads why, and the next round has the client's update."""
+def test_any_exception_of_training_ends_only_its_task(tmp_path, caplog, error, told):
+    """The journal has the reason; the next round has the client's update."""
     caplog.set_level(
         logging.CRITICAL, "fedloom.client.agent.task_queue"
     )  # xdist takes no lone surrogates
@@ -73,7 +73,7 @@ def test_whatever_training_raises_ends_its_task_alone(tmp_path, caplog, error, t
 
 
 class Miscounts(Adder):
-    """Returns one number of examples after another."""
+    """Returns a series of wrong numbers of examples."""
 
     def __init__(self, counts):
         super().__init__()
@@ -84,8 +84,8 @@ class Miscounts(Adder):
         return super().train(params, task)
 
 
-def test_a_wrong_number_of_examples_ends_its_task_alone(tmp_path):
-    """Whatever it is, the owner reads what was expected and what came, and the agent goes on."""
+def test_a_wrong_number_of_examples_ends_only_its_task(tmp_path):
+    """The journal has the expected and the returned value; the agent continues."""
     wrong = [-5, 0, 1.5, float("nan"), "7", 2**70, True, None]
 
     async def scenario(federation, agents):
@@ -107,7 +107,7 @@ def test_a_wrong_number_of_examples_ends_its_task_alone(tmp_path):
 
 
 class Breaks:
-    """A gate that raises, once."""
+    """A gate that raises once."""
 
     def __init__(self):
         self.left = 1
@@ -118,8 +118,8 @@ class Breaks:
             raise OSError("a file that is gone")
 
 
-def test_a_gate_that_raises_declines_and_the_agent_lives(tmp_path):
-    """An owner's own gate, or a disk, is no reason to end."""
+def test_a_gate_that_raises_declines_the_offer(tmp_path):
+    """The agent continues after an error of an owner's gate or of the disk."""
 
     async def scenario(federation, agents):
         await agents.start("a", Adder(), gates=[Breaks()])
@@ -135,8 +135,8 @@ def test_a_gate_that_raises_declines_and_the_agent_lives(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
-def test_a_forked_child_takes_signals_for_itself():
-    """A pool of workers that is told to end does so, and the agent does not."""
+def test_a_signal_to_a_forked_child_does_not_stop_the_agent():
+    """A worker of a process pool can be terminated."""
     woken = []
 
     async def main():

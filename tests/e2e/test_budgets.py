@@ -1,4 +1,4 @@
-"""What a device may be used for at most, in real rounds."""
+"""Budgets of a device in real rounds."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ COHORT = {"goal": 1, "quorum": 1, "patience_s": 60.0}
 
 
 class Endless(Client):
-    """Adds one a step, until it is to stop."""
+    """Adds one per step until it is asked to stop."""
 
     def train(self, params, task):
         steps = 0
@@ -31,8 +31,8 @@ async def begin(agents, name, client, **budgets):
     await agents.start(name, client)
 
 
-def test_a_training_that_is_out_of_time_sends_what_there_is(tmp_path):
-    """The round need not wait for it."""
+def test_a_training_out_of_time_sends_its_result(tmp_path):
+    """The round does not wait any longer."""
 
     async def scenario(federation, agents):
         await begin(agents, "a", Endless(), training_s=0.05)
@@ -43,8 +43,8 @@ def test_a_training_that_is_out_of_time_sends_what_there_is(tmp_path):
     played(tmp_path, scenario)
 
 
-def test_a_training_that_is_out_of_time_is_given_up_where_the_rule_counts_steps(tmp_path):
-    """Nobody told it how many there were; another client takes the place."""
+def test_a_training_out_of_time_fails_if_the_rule_counts_steps(tmp_path):
+    """The number of steps is unknown; another client takes the place."""
 
     async def scenario(federation, agents):
         await begin(agents, "a", Endless(), training_s=0.05)
@@ -61,8 +61,8 @@ def test_a_training_that_is_out_of_time_is_given_up_where_the_rule_counts_steps(
     played(tmp_path, scenario)
 
 
-def test_a_model_that_does_not_fit_is_declined_before_it_is_downloaded(tmp_path):
-    """Another client takes the place, and the operator reads why."""
+def test_a_model_that_does_not_fit_is_declined_before_the_download(tmp_path):
+    """Another client takes the place; the operator sees the reason."""
 
     async def scenario(federation, agents):
         await begin(agents, "a", Adder(), memory_mb=1.0)
@@ -77,8 +77,8 @@ def test_a_model_that_does_not_fit_is_declined_before_it_is_downloaded(tmp_path)
     played(tmp_path, scenario)
 
 
-def test_transfers_keep_to_the_pace_and_arrive_whole(tmp_path, monkeypatch):
-    """Every byte of both directions, in messages of a quarter of a second."""
+def test_transfers_keep_the_bandwidth_limit_and_arrive_complete(tmp_path, monkeypatch):
+    """In both directions, in messages of a quarter of a second."""
     passed = {}
     real = Pace.passed
 

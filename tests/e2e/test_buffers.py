@@ -1,4 +1,4 @@
-"""Buffered asynchronous rounds as clients and operators live them."""
+"""Buffered asynchronous rounds, as seen by clients and operators."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ COHORT = {"mode": "buffered", "goal": 1, "concurrency": 2, "patience_s": 600.0}
 
 
 class Stepped(Adder):
-    """Trains as many times as it is told to, and says how often it has begun."""
+    """Trains as many times as the test allows, and counts its starts."""
 
     def __init__(self, step=1.0, num_examples=1):
         super().__init__(step, num_examples)
@@ -40,13 +40,13 @@ class Stepped(Adder):
 
 
 def spooled(federation):
-    """How many updates the server has on its disk; files that it keeps for reuse do not count."""
+    """The number of updates in the spool, without files kept for reuse."""
     names = [path.name for path in (federation.directory / "spool").iterdir()]
     return sum(not name.startswith("free-") for name in names)
 
 
 def hold_commits(monkeypatch):
-    """Have full buffers wait for the event that this returns; the ledger's thread stays free."""
+    """Block commits of full buffers until the returned event is set."""
     may_commit, commit = asyncio.Event(), round_driver.commit
 
     async def held(*args):
@@ -58,11 +58,11 @@ def hold_commits(monkeypatch):
 
 
 def expected(spec, buffers, initial=ZEROS):
-    """The model of a run from the algebra alone.
+    """The model of a run, computed by hand.
 
     Args:
         spec: of the run.
-        buffers: for each, (step, weight, round that it was asked in) of the updates in it.
+        buffers: for each, (step, weight, round of the task) of its updates.
         initial: model.
     """
     run = parse(spec)
@@ -83,7 +83,7 @@ def expected(spec, buffers, initial=ZEROS):
 
 
 def accepted(federation, run, number):
-    """Client, round of its task and staleness of each update in a buffer."""
+    """Client, round of the task and staleness of each update in a buffer."""
     rows = federation.ledger.accepted(run, number)
     return [(u.client, u.round, u.staleness) for u in rows]
 
@@ -97,8 +97,8 @@ def committed(federation, run):
 
 
 @pytest.mark.parametrize("staleness", ["inverse_sqrt", "constant", {"name": "hinge", "b": 1.0}])
-def test_a_slow_client_counts_in_the_buffer_that_is_open_when_it_reports(tmp_path, staleness):
-    """Two models behind, its update is discounted, and the bits are those of the algebra."""
+def test_a_late_update_counts_in_the_open_buffer(tmp_path, staleness):
+    """Two models behind, it is discounted; the model has the computed bits."""
 
     async def scenario(federation, agents):
         slow, fast = Stepped(100.0, 3), Stepped(1.0)
@@ -129,7 +129,7 @@ def test_a_slow_client_counts_in_the_buffer_that_is_open_when_it_reports(tmp_pat
 
 
 def test_many_clients_keep_the_concurrency_and_every_update_counts_once(tmp_path):
-    """Eight eager clients, four at work at a time: none is short, and the ledger has the sum."""
+    """Eight clients, four at work at a time; the ledger has the whole sum."""
 
     async def scenario(federation, agents):
         for number in range(8):
@@ -160,8 +160,8 @@ def test_many_clients_keep_the_concurrency_and_every_update_counts_once(tmp_path
     played(tmp_path, scenario)
 
 
-def test_who_is_too_stale_is_told_to_stop_and_asked_anew(tmp_path):
-    """A task past max_staleness is withdrawn, and its client works on the newest model instead."""
+def test_a_task_past_max_staleness_is_replaced_by_a_new_one(tmp_path):
+    """It is withdrawn; its client works on the newest model instead."""
 
     async def scenario(federation, agents):
         slow, fast = Stepped(100.0), Stepped(1.0)
@@ -190,7 +190,7 @@ def test_who_is_too_stale_is_told_to_stop_and_asked_anew(tmp_path):
 
 
 def test_a_client_that_drops_out_is_replaced(tmp_path):
-    """One that raises gives its place to an idle one at once, on the newest model."""
+    """At once, by an idle client, on the newest model."""
 
     class Broken(Stepped):
         def train(self, params, task):
@@ -222,8 +222,8 @@ def test_a_client_that_drops_out_is_replaced(tmp_path):
     played(tmp_path, scenario)
 
 
-def test_a_restarted_server_goes_on_with_those_at_work_on_older_models(tmp_path):
-    """Its ledger says who works on what: tasks of two rounds go on and count where they should."""
+def test_tasks_on_older_models_continue_after_a_restart(tmp_path):
+    """The ledger has the tasks at work; those of two rounds continue and count."""
 
     async def scenario(federation, agents):
         slow, fast = Stepped(100.0), Stepped(1.0)
@@ -246,7 +246,7 @@ def test_a_restarted_server_goes_on_with_those_at_work_on_older_models(tmp_path)
             [("fast", 2, 0)],
             [("slow", 1, 2)],
         ]
-        assert slow.begun == [(1, 0.0)]  # it was not asked to begin again
+        assert slow.begun == [(1, 0.0)]  # it did not start again
         wanted = expected(
             federation.ledger.run(run).spec, [[(1.0, 1, 1)], [(1.0, 1, 2)], [(100.0, 1, 1)]]
         )
@@ -256,7 +256,7 @@ def test_a_restarted_server_goes_on_with_those_at_work_on_older_models(tmp_path)
 
 
 def test_operators_pause_close_abort_and_stop_buffers(tmp_path):
-    """Each command keeps its meaning; between two buffers those about a round are refused."""
+    """Commands about a round are refused between two buffers."""
 
     async def scenario(federation, agents):
         command = federation.server.runs.command
@@ -291,7 +291,7 @@ def test_operators_pause_close_abort_and_stop_buffers(tmp_path):
         await federation.ended(run)
         assert federation.ledger.run(run).state == "stopped"
         np.testing.assert_allclose(result(federation, run)["b"], 1 + (1 + 100 / 2**0.5) / 2, 1e-6)
-        other = await submit(federation, ZEROS, cohort=COHORT)  # their time is free again
+        other = await submit(federation, ZEROS, cohort=COHORT)  # they are idle again
         await until(lambda: fast.begun[-1] != slow.begun[-1] or fast.at(1))
         fast.turns.release()
         slow.turns.release()
@@ -300,8 +300,8 @@ def test_operators_pause_close_abort_and_stop_buffers(tmp_path):
     played(tmp_path, scenario)
 
 
-def test_an_upload_between_two_buffers_waits_for_the_next_one(tmp_path, monkeypatch):
-    """While one is being committed nothing is refused: what comes counts in the next."""
+def test_an_upload_between_two_buffers_counts_in_the_next(tmp_path, monkeypatch):
+    """No upload is refused during a commit."""
 
     async def scenario(federation, agents):
         slow, fast = Stepped(100.0), Stepped(1.0)
@@ -324,8 +324,8 @@ def test_an_upload_between_two_buffers_waits_for_the_next_one(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_run_paused_between_two_buffers_keeps_those_at_work(tmp_path, monkeypatch, restart):
-    """No buffer is open, commands about one are refused, and work done meanwhile counts later."""
+def test_a_run_paused_between_two_buffers_keeps_its_tasks(tmp_path, monkeypatch, restart):
+    """Commands about a buffer are refused; updates that arrive meanwhile count later."""
 
     async def scenario(federation, agents):
         async def command(*args):
@@ -363,8 +363,8 @@ def test_a_run_paused_between_two_buffers_keeps_those_at_work(tmp_path, monkeypa
     played(tmp_path, scenario)
 
 
-def test_a_run_stopped_between_two_buffers_frees_those_at_work(tmp_path, monkeypatch):
-    """Their tasks are withdrawn, and another run has their time."""
+def test_a_run_stopped_between_two_buffers_frees_its_clients(tmp_path, monkeypatch):
+    """Their tasks are withdrawn, and another run can use them."""
 
     async def scenario(federation, agents):
         slow, fast = Stepped(100.0), Stepped(1.0)
@@ -390,8 +390,8 @@ def test_a_run_stopped_between_two_buffers_frees_those_at_work(tmp_path, monkeyp
     played(tmp_path, scenario)
 
 
-def test_what_encoding_lost_goes_on_from_the_update_that_counted(tmp_path):
-    """A quarter of the values travel; what was left out comes the next time, over a commit."""
+def test_error_feedback_continues_after_a_commit(tmp_path):
+    """A quarter of the values is sent; the rest is sent with the next update."""
 
     async def scenario(federation, agents):
         slow, fast = Stepped(1.0), Stepped(1.0)
@@ -419,8 +419,8 @@ def test_what_encoding_lost_goes_on_from_the_update_that_counted(tmp_path):
     played(tmp_path, scenario)
 
 
-def test_what_does_not_go_with_buffers_is_refused_when_the_run_is_submitted():
-    """Each message names what it is about."""
+def test_parts_incompatible_with_buffers_are_refused_at_submission():
+    """Each message names the part."""
     table = {"rounds": 1, "cohort": COHORT, "train": {"epochs": 1, "learning_rate": 0.1}}
     assert parse(table).buffer_config().concurrency == 2
     for change, message in [

@@ -1,4 +1,4 @@
-"""Compression on a real server: memory over restarts, differences of models, and their failure."""
+"""Compression on a real server: memory over restarts, differences of models, and fallbacks."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ class Wave(Adder):
 
 
 class Gated(Wave):
-    """Trains once for each time that it is let."""
+    """Trains once for each permission of the test."""
 
     def __init__(self, step):
         super().__init__(step)
@@ -40,15 +40,15 @@ class Gated(Wave):
 
 
 def damage(folder, *, cut):
-    """Flip a bit of every model in a client's store, or cut them short."""
+    """Flip a bit of every model in a client's store, or truncate it."""
     for path in folder.glob("*.safetensors"):
         raw = bytearray(path.read_bytes())
-        raw[len(raw) // 2 | 3] ^= 0x40  # of an exponent
+        raw[len(raw) // 2 | 3] ^= 0x40  # a bit of the exponent
         path.write_bytes(raw[:-100] if cut else raw)
 
 
 async def honest(federation, agents):
-    """Two clients, four rounds, nothing amiss."""
+    """Two clients, four rounds, no fault."""
     for name, step in (("ann", 1.0), ("bob", 2.0)):
         await agents.start(name, Wave(step))
     run = await submit(federation, ZEROS, **ROUNDS)
@@ -56,8 +56,8 @@ async def honest(federation, agents):
     return result(federation, run)["w"].copy()
 
 
-def test_a_restart_keeps_what_clients_hold_and_remember(tmp_path):
-    """A server that stops between two updates of a round ends with the same bits."""
+def test_a_restart_keeps_clients_models_and_memories(tmp_path):
+    """A server stopped between two updates of a round ends with the same bits."""
 
     async def stopped(federation, agents):
         await agents.start("ann", Wave(1.0))
@@ -82,8 +82,8 @@ def test_a_restart_keeps_what_clients_hold_and_remember(tmp_path):
     assert np.array_equal(played(tmp_path / "a", stopped), played(tmp_path / "b", honest))
 
 
-def test_a_client_whose_model_is_damaged_gets_the_whole_one(tmp_path, caplog):
-    """Flipped bits and missing bytes alike: the run goes on as if nothing had happened."""
+def test_a_client_with_a_damaged_model_downloads_the_whole_model(tmp_path, caplog):
+    """After flipped bits or missing bytes; the run's result does not change."""
 
     async def damaged(federation, agents):
         ann, folder = Gated(1.0), tmp_path / "a" / "bob" / "client-state" / "models"

@@ -1,4 +1,4 @@
-"""Nothing acknowledged is lost and nothing counts twice, whoever is killed, wherever."""
+"""Acknowledged updates count exactly once, for SIGKILLs of any process at any place."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from support.crash import BUFFER, NUM_CLIENTS, CrashTest
 
 @pytest.mark.long
 @pytest.mark.e2e
-def test_a_run_under_fire_ends_with_the_bits_of_the_algebra(tmp_path):
-    """SIGKILLs at seeded places leave the model's bits and every count as they are."""
+def test_a_run_with_kills_has_the_computed_model(tmp_path):
+    """SIGKILLs at seeded places change neither the model's bits nor any count."""
     report = CrashTest(tmp_path, kills=4, seed=20261120, rounds=2).run()
     assert report.num_kills >= 3, report.kills
     assert any(place.startswith("server") for place in report.kills)
@@ -21,9 +21,9 @@ def test_a_run_under_fire_ends_with_the_bits_of_the_algebra(tmp_path):
 
 @pytest.mark.e2e
 @pytest.mark.long
-def test_a_rule_that_looks_at_each_update_survives_as_well(tmp_path):
-    """Its spool is read again after every kill, to the bits that the algebra alone gives."""
-    rule = "centered_clipping"  # needs distances, and the last round's means
+def test_a_run_of_a_robust_rule_with_kills_has_the_computed_model(tmp_path):
+    """The rule reads its spool again after every kill."""
+    rule = "centered_clipping"  # needs distances and the previous round's means
     report = CrashTest(tmp_path, kills=6, seed=4, rounds=2, aggregation=rule).run()
     assert report.num_kills >= 4, report.kills
     assert report.same_bits
@@ -33,8 +33,8 @@ def test_a_rule_that_looks_at_each_update_survives_as_well(tmp_path):
 
 @pytest.mark.e2e
 @pytest.mark.long
-def test_what_clients_remember_survives_as_well(tmp_path):
-    """Each control variate is that of the last round that counted, whoever was killed since."""
+def test_memories_of_clients_survive_kills(tmp_path):
+    """Each control variate is that of the last committed round."""
     scaffold = {"name": "scaffold", "clients": NUM_CLIENTS}
     report = CrashTest(tmp_path, kills=10, seed=5, rounds=3, strategy=scaffold).run()
     assert report.num_kills >= 7, report.kills
@@ -46,8 +46,8 @@ def test_what_clients_remember_survives_as_well(tmp_path):
 
 @pytest.mark.e2e
 @pytest.mark.long
-def test_buffers_under_fire_hold_what_the_ledger_says_and_nothing_else(tmp_path):
-    """Killed anywhere, a run of buffers has the bits of its recorded updates and staleness."""
+def test_a_buffered_run_with_kills_has_the_recorded_updates(tmp_path):
+    """Its model has the bits of the updates and staleness in the ledger."""
     report = CrashTest(tmp_path, kills=16, seed=20261121, rounds=16, buffered=True).run()
     assert report.num_kills >= 12, report.kills
     assert any(place.startswith("server") for place in report.kills)
@@ -61,8 +61,8 @@ def test_buffers_under_fire_hold_what_the_ledger_says_and_nothing_else(tmp_path)
 
 @pytest.mark.e2e
 @pytest.mark.long
-def test_a_private_run_under_fire_has_the_noise_of_one_in_peace(tmp_path):
-    """Killed anywhere, it releases one noisy sum a round, and its clip goes on from the last."""
+def test_a_private_run_with_kills_has_the_same_noise(tmp_path):
+    """It releases one noisy sum per round, and its clip continues from the last."""
     pytest.importorskip("dp_accounting")
     report = CrashTest(tmp_path, kills=6, seed=11, rounds=2, private=True).run()
     assert report.num_kills >= 4, report.kills

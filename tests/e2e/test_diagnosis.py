@@ -1,4 +1,4 @@
-"""A client whose handshake is refused learns why, though gRPC does not say."""
+"""A client whose handshake fails gets the reason, which gRPC does not report."""
 
 import asyncio
 import contextlib
@@ -50,8 +50,8 @@ def theirs(tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_diagnosis_tells_whose_certificate_is_wrong(runner, federation, theirs, tmp_path, case):
-    """Ours that the server does not want, the server's that we do not trust, or neither."""
+def test_diagnosis_names_the_wrong_certificate(runner, federation, theirs, tmp_path, case):
+    """The client's, the server's, or neither."""
     who, code = case
     identity, root = who(federation, theirs)
     store = ClientStore(tmp_path / "state")
@@ -65,8 +65,8 @@ def test_diagnosis_tells_whose_certificate_is_wrong(runner, federation, theirs, 
     assert (refusal and refusal.code) == code
 
 
-def test_unreachable_server_is_not_a_matter_of_certificates(federation, theirs, tmp_path):
-    """Nothing listens there: gRPC has said all there is to say."""
+def test_unreachable_server_has_no_certificate_diagnosis(federation, theirs, tmp_path):
+    """No process listens; gRPC's own error is sufficient."""
     identity, root = good(federation, theirs)
     store = ClientStore(tmp_path / "state")
     store.save_identity(identity.key_pem, identity.chain_pem, root)
@@ -76,10 +76,10 @@ def test_unreachable_server_is_not_a_matter_of_certificates(federation, theirs, 
         assert diagnose(server, store.identity_path, root) is None
 
 
-def test_agent_says_why_it_does_not_get_in(
+def test_agent_logs_why_its_handshake_fails(
     runner, federation, theirs, tmp_path, *, caplog, monkeypatch
 ):
-    """After the second failure in a row the log names the reason."""
+    """After the second failure in a row."""
     monkeypatch.setattr(agent_module, "FIRST_BACKOFF_S", 0.001)
     identity, root = foreign(federation, theirs)
     ClientStore(tmp_path / "state").save_identity(identity.key_pem, identity.chain_pem, root)

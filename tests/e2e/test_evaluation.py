@@ -1,4 +1,4 @@
-"""Federated evaluation without training: runs, and clients, that do nothing else."""
+"""Federated evaluation without training: runs and clients that only evaluate."""
 
 import asyncio
 from io import StringIO
@@ -25,7 +25,7 @@ ZEROS = {"w": np.zeros((4, 3), np.float32)}
 
 
 class Judge(Client):
-    """Only evaluates: says how far the model is from its own idea."""
+    """Only evaluates: reports the distance of the model from its own target."""
 
     def __init__(self, idea, num_examples):
         self.idea, self.num_examples = idea, num_examples
@@ -38,8 +38,8 @@ def only(**settings):
     return {"evaluate_only": True, "train": {}, "cohort": {"goal": 3, "quorum": 3}, **settings}
 
 
-def test_a_run_evaluates_a_model_and_leaves_it_as_it_is(tmp_path):
-    """Means weighted by examples, the spread over clients, the same model; two rounds if asked."""
+def test_an_evaluation_run_does_not_change_the_model(tmp_path):
+    """Means weighted by examples, and the spread over clients, for one or two rounds."""
 
     async def scenario(federation, agents):
         for name, idea, count in (("a", 1.0, 1), ("b", 2.0, 1), ("c", 4.0, 2)):
@@ -73,7 +73,7 @@ def test_a_run_evaluates_a_model_and_leaves_it_as_it_is(tmp_path):
 
 
 async def shown(federation, run):
-    """The status that people see has the spread, and each client where that was asked for."""
+    """Check that the status has the spread, and each client's metrics if requested."""
     control = Control(federation.directory)
     found = await asyncio.to_thread(control.get, "runs", run)
     console = Console(width=100, record=True, file=StringIO())
@@ -85,7 +85,7 @@ async def shown(federation, run):
 
 
 def test_a_client_that_only_evaluates_declines_training(tmp_path):
-    """It says so before anything is downloaded, and the round goes on with those that train."""
+    """Before the download; the round continues with the other clients."""
 
     async def scenario(federation, agents):
         await agents.start("judge", Judge(1.0, 1))
@@ -105,8 +105,8 @@ def test_a_client_that_only_evaluates_declines_training(tmp_path):
     played(tmp_path, scenario)
 
 
-def test_a_server_that_restarts_goes_on_evaluating(tmp_path):
-    """Rounds that were committed count; no training round is opened in their place."""
+def test_an_evaluation_run_continues_after_a_restart(tmp_path):
+    """Committed rounds count; no training round opens."""
 
     async def scenario(federation, agents):
         await agents.start("a", Judge(1.0, 1))
@@ -126,7 +126,7 @@ def test_a_server_that_restarts_goes_on_evaluating(tmp_path):
 
 
 def test_a_torch_client_may_have_nothing_to_train_on():
-    """`None` for the training data; evaluation is as with them."""
+    """The training data may be `None`; the evaluation does not change."""
     asked = TorchClient(linear(), None, cross_entropy, evaluate=data(50, 2))
     both = TorchClient(linear(), data(20, 1), cross_entropy, evaluate=data(50, 2))
     assert not asked.can_train()
@@ -137,8 +137,8 @@ def test_a_torch_client_may_have_nothing_to_train_on():
     assert len(asked.example()) == 3
 
 
-def test_the_check_of_ones_client_knows_of_it():
-    """No training is asked of it, and its evaluation is looked at as any."""
+def test_the_conformance_check_accepts_clients_that_only_evaluate():
+    """It checks the evaluation and requests no training."""
     assert check(Judge(1.0, 1), ZEROS) == []
 
     class Broken(Client):
@@ -148,8 +148,8 @@ def test_the_check_of_ones_client_knows_of_it():
     assert {finding.weight for finding in check(Broken(), ZEROS)} >= {"fault"}
 
 
-def test_what_does_not_go_with_it_is_refused():
-    """Privacy, whose noise metrics would tell; a simulation, which trains."""
+def test_unsupported_evaluation_runs_are_refused():
+    """Private runs, whose metrics would leak; and simulations, which train."""
     spec = {"cohort": {"goal": 2}, "evaluate_only": True}
     assert parse(spec).rounds == 1
     with pytest.raises(UsageError, match="evaluate"):
@@ -166,7 +166,7 @@ def test_what_does_not_go_with_it_is_refused():
 
 
 def test_the_command_has_a_flag():
-    """`fedloom run submit --evaluate` is documented where people look."""
+    """`fedloom run submit --evaluate` is in the help."""
     from fedloom.cli.main import main
 
     assert "--evaluate" in CliRunner().invoke(main, ["run", "submit", "--help"]).stdout

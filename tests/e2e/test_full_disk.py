@@ -1,4 +1,4 @@
-"""A disk that is full, or a database that is away, delays a round and takes nothing from it."""
+"""A full disk or an unavailable database delays a round and loses no update."""
 
 import asyncio
 import errno
@@ -29,7 +29,7 @@ class Broken(Client):
 
 
 def _failing_at_first(monkeypatch, owner, method, error, times=2):
-    """Let the first calls of a method fail, the first of them after its work; returns the calls."""
+    """Make the first calls of a method fail, the first after its work; returns the calls."""
     real, calls = getattr(owner, method), []
 
     def sometimes(*args, **kwargs):
@@ -56,7 +56,7 @@ def _failing_at_first(monkeypatch, owner, method, error, times=2):
     ],
 )
 def test_a_round_waits_for_its_storage(tmp_path, monkeypatch, owner, method, error):
-    """Whether the step that failed was done or not, every update counts once in the end."""
+    """Every update counts once, whether the failed step was done or not."""
     monkeypatch.setattr(storage_retry, "FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(fold, "CHECKPOINT_EVERY", 1)
     calls = _failing_at_first(monkeypatch, owner, method, error)

@@ -1,4 +1,4 @@
-"""Clients that decline what they are offered: the round goes on without them."""
+"""Clients that decline offers: the round continues without them."""
 
 import asyncio
 from dataclasses import replace
@@ -15,7 +15,7 @@ ONES = {"w": np.ones(3, np.float32)}
 
 
 class Shut:
-    """Objects to everything; counts."""
+    """Declines every offer, and counts them."""
 
     def __init__(self):
         self.asked = []
@@ -25,8 +25,8 @@ class Shut:
         return "Expected a quiet device, got a busy one."
 
 
-def test_a_gate_declines_before_anything_is_downloaded_and_costs_the_round_nothing(tmp_path):
-    """Another client takes the place; the reason reaches the operator."""
+def test_a_gate_declines_before_the_download(tmp_path):
+    """Another client takes the place; the operator sees the reason."""
 
     async def scenario(federation, agents):
         gate = Shut()
@@ -45,7 +45,7 @@ def test_a_gate_declines_before_anything_is_downloaded_and_costs_the_round_nothi
 
 
 def heat(monkeypatch, tmp_path, degrees):
-    """A device with one sensor."""
+    """Set the temperature of a device with one sensor."""
     zone = tmp_path / "sys/class/thermal/thermal_zone0/temp"
     zone.parent.mkdir(parents=True)
     zone.write_text(f"{degrees}000")
@@ -53,8 +53,8 @@ def heat(monkeypatch, tmp_path, degrees):
     return zone
 
 
-def test_a_hot_device_declines_and_is_asked_again_once_it_has_rested(tmp_path, monkeypatch):
-    """It is not asked round after round meanwhile, and the rounds go on without it."""
+def test_a_hot_device_declines_and_is_asked_again_after_its_rest(tmp_path, monkeypatch):
+    """It is not asked during its rest, and the rounds continue without it."""
     zone = heat(monkeypatch, tmp_path, 90)
 
     async def scenario(federation, agents):
@@ -75,7 +75,7 @@ def test_a_hot_device_declines_and_is_asked_again_once_it_has_rested(tmp_path, m
         assert "the limit is 70 °C" in str(declined)
 
         zone.write_text("20000")
-        fleet.rest("hot", 0.001)  # its hour is over
+        fleet.rest("hot", 0.001)  # its rest of an hour is over
         run = await submit(federation, ONES, cohort={"goal": 2, "quorum": 2})
         await federation.ended(run)
         np.testing.assert_array_equal(result(federation, run)["w"], 4.0)
@@ -84,10 +84,10 @@ def test_a_hot_device_declines_and_is_asked_again_once_it_has_rested(tmp_path, m
 
 
 @pytest.mark.parametrize("when_lost", ["stop", "finish"])
-def test_a_device_that_gets_hot_while_it_trains_does_as_it_is_told(
+def test_a_device_that_gets_hot_during_training_follows_its_settings(
     tmp_path, monkeypatch, when_lost
 ):
-    """It stops, and another takes its place; or it goes on to the end."""
+    """It stops and is replaced, or it finishes the training."""
     zone = heat(monkeypatch, tmp_path, 20)
 
     async def scenario(federation, agents):

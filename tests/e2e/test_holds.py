@@ -1,4 +1,4 @@
-"""Clients in quarantine and drained: at once, across restarts, and without harm to the others."""
+"""Quarantined and drained clients: at once, across restarts, without effect on other clients."""
 
 import asyncio
 
@@ -18,13 +18,13 @@ ONE = {"rounds": 1, "cohort": {"goal": 1, "quorum": 1, "patience_s": 60.0}}
 
 
 def act(federation, name, what, **query):
-    """An action over the API, beside the server's loop."""
+    """Call the API from a thread, as the server uses the test's event loop."""
     post = Control(federation.directory).post
     return asyncio.to_thread(post, "clients", name, what, body={"reason": "why not"}, **query)
 
 
 async def both_at_work(federation, agents):
-    """A round of ann, who adds, and bob, who has begun and waits to be let go; bob and the run."""
+    """A round of ann, who adds, and bob, who waits for the test; returns bob and the run."""
     slow = Held(step=100.0)
     await agents.start("ann", Adder())
     await agents.start("bob", slow)
@@ -33,8 +33,8 @@ async def both_at_work(federation, agents):
     return slow, run
 
 
-def test_quarantine_gives_up_what_a_client_does_and_refuses_what_it_sends(tmp_path):
-    """Its round goes on without it, and what it had in the works is refused by name."""
+def test_quarantine_cancels_a_clients_task(tmp_path):
+    """The round continues without it; the member's phase is `failed`."""
 
     async def scenario(federation, agents):
         slow, run = await both_at_work(federation, agents)
@@ -57,8 +57,8 @@ def test_quarantine_gives_up_what_a_client_does_and_refuses_what_it_sends(tmp_pa
     assert model.tolist() == [1.0] * 4
 
 
-def test_nobody_waits_for_a_client_that_was_revoked(tmp_path):
-    """It cannot come back within the round's patience, which is for lost connections."""
+def test_a_round_does_not_wait_for_a_revoked_client(tmp_path):
+    """The grace period applies to lost connections only."""
 
     async def scenario(federation, agents):
         slow, run = await both_at_work(federation, agents)
@@ -76,8 +76,8 @@ def test_nobody_waits_for_a_client_that_was_revoked(tmp_path):
     assert model.tolist() == [1.0] * 4
 
 
-def test_a_client_in_quarantine_is_not_asked_and_a_released_one_is(tmp_path):
-    """Also after a restart of the server; a run waits for it rather than ask it."""
+def test_a_quarantined_client_is_asked_only_after_its_release(tmp_path):
+    """Also after a restart; a run waits instead of asking it."""
 
     async def scenario(federation, agents):
         await agents.start("bob", Adder(step=7.0))
@@ -86,9 +86,7 @@ def test_a_client_in_quarantine_is_not_asked_and_a_released_one_is(tmp_path):
         assert federation.contexts.fleet.available() == []
         await federation.stop()
         await federation.start()
-        await until(
-            lambda: federation.contexts.fleet.get("bob") is not None
-        )  # it comes back itself
+        await until(lambda: federation.contexts.fleet.get("bob") is not None)  # it reconnects
         assert federation.ledger.open_round_of(run) is None
         assert federation.contexts.fleet.available() == []
         await act(federation, "bob", "release")
@@ -98,8 +96,8 @@ def test_a_client_in_quarantine_is_not_asked_and_a_released_one_is(tmp_path):
     assert played(tmp_path, scenario).tolist() == [7.0] * 4
 
 
-def test_a_drained_client_ends_what_it_does_and_rests(tmp_path):
-    """Its update counts, and the next round waits for another."""
+def test_a_drained_client_finishes_its_task_and_gets_no_other(tmp_path):
+    """Its update counts; the next round waits for another client."""
 
     async def scenario(federation, agents):
         slow = Held()
@@ -123,8 +121,8 @@ def test_a_drained_client_ends_what_it_does_and_rests(tmp_path):
     assert model.tolist() == [11.0] * 4
 
 
-def test_a_drained_client_that_comes_back_may_end_what_it_does(tmp_path):
-    """A lost connection is no reason to lose its work."""
+def test_a_drained_client_that_reconnects_may_finish_its_task(tmp_path):
+    """A lost connection does not lose its work."""
 
     async def scenario(federation, agents):
         slow = Held()

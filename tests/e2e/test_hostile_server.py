@@ -1,8 +1,8 @@
-"""Real agents survive a server that is broken or hostile, its signing key included.
+"""Real agents survive a faulty or hostile server, even one with a valid signing key.
 
-What it gives is refused, put down in the journal for the device's owner, and said to the server;
-the agent keeps its connection and takes part in the next, honest round. Nothing outside its state
-directory is touched.
+Invalid data is refused, recorded in the journal and reported to the server. The agent keeps its
+connection and takes part in the next, honest round. Files outside its state directory do not
+change.
 """
 
 import io
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def device(runner, federation, tmp_path_factory):
-    """An agent that lives through all of it, and the server that it attends."""
+    """An agent, and the server that it is connected to, for all tests."""
     context = scene(federation, tmp_path_factory.mktemp("device"), "device")
     yield runner.run(context.__aenter__())
     runner.run(context.__aexit__(None, None, None))
@@ -90,8 +90,8 @@ ABSURD = {
 
 
 @pytest.mark.parametrize("name", ABSURD)
-def test_an_absurd_offer_is_refused_before_anything_is_done(runner, device, name):
-    """Its reason is in the ledger and in the owner's journal."""
+def test_an_invalid_offer_is_refused_before_any_work(runner, device, name):
+    """The reason is in the ledger and in the owner's journal."""
     s, federation = device, device.federation
     stream = s.begin()
 
@@ -99,7 +99,7 @@ def test_an_absurd_offer_is_refused_before_anything_is_done(runner, device, name
         s.tampered.once(s.tampered.task(ABSURD[name]))
         run = await s.run()
         if name in ("a path as run", "a pattern as run", "no run", "round 0"):
-            await until(lambda: s.journal("refused"))  # the reply is of no round that there is
+            await until(lambda: s.journal("refused"))  # the reply names a round that does not exist
         else:
             reason = await s.declined(run)
             assert "Expected" in reason
@@ -148,8 +148,8 @@ BAD_MODELS = {
 
 
 @pytest.mark.parametrize("name", BAD_MODELS)
-def test_a_model_that_is_none_is_refused_though_its_digest_is_right(runner, device, name):
-    """Training code never gets to see it, and it does not stay on the disk."""
+def test_an_invalid_model_with_the_right_digest_is_refused(runner, device, name):
+    """The training code does not receive it, and its file is deleted."""
     s, federation = device, device.federation
     stream = s.begin()
 
@@ -169,8 +169,8 @@ def test_a_model_that_is_none_is_refused_though_its_digest_is_right(runner, devi
 
 
 @pytest.mark.parametrize("lie", ["other bytes", "more bytes", "fewer bytes", "less promised"])
-def test_bytes_other_than_promised_are_refused_after_a_few_tries(runner, device, monkeypatch, lie):
-    """A broken wire is tried again; a server that keeps lying is not tried for ever."""
+def test_wrong_bytes_are_refused_after_a_few_attempts(runner, device, monkeypatch, lie):
+    """The agent retries, because the network may be at fault, but not forever."""
     monkeypatch.setattr("fedloom.client.network.connection.JITTER.uniform", lambda *_: 0.0)
     s, stream = device, device.begin()
     good = container({"w": np.full(3, len(lie), np.float32)})
@@ -196,7 +196,7 @@ def test_bytes_other_than_promised_are_refused_after_a_few_tries(runner, device,
 
 
 def bomb():
-    """A lossless difference whose data inflate to a gigabyte where a few bytes belong."""
+    """A lossless difference of a few bytes whose data inflate to a gigabyte."""
     data = zlib.compress(bytes(1 << 26), 9)
     deflated = np.frombuffer(data[:20], np.uint8)
     note = {
@@ -245,8 +245,8 @@ BAD_DIFFERENCES = {
 
 
 @pytest.mark.parametrize("name", BAD_DIFFERENCES)
-def test_a_difference_that_leads_astray_costs_a_download_and_nothing_else(runner, device, name):
-    """The owner can read of it; the whole model comes, and the round gets its update."""
+def test_a_wrong_difference_costs_only_a_download(runner, device, name):
+    """The journal records it; the agent downloads the whole model and sends its update."""
     s, federation = device, device.federation
     s.begin()
 
@@ -272,8 +272,8 @@ def test_a_difference_that_leads_astray_costs_a_download_and_nothing_else(runner
     runner.run(main())
 
 
-def test_a_message_too_long_ends_the_stream_and_not_the_agent(runner, device):
-    """It comes back with backoff, and has a part in what is honest."""
+def test_a_message_too_long_ends_only_the_stream(runner, device):
+    """The agent reconnects with backoff and takes part in the next round."""
     s, federation = device, device.federation
     stream = s.begin()
 
@@ -291,8 +291,8 @@ def test_a_message_too_long_ends_the_stream_and_not_the_agent(runner, device):
     runner.run(main())
 
 
-def test_offers_without_end_are_declined_and_harm_no_other_task(runner, federation, tmp_path):
-    """A few are taken, and each of those ends with its update in the server's hands."""
+def test_excess_offers_are_declined_without_harm_to_other_tasks(runner, federation, tmp_path):
+    """A few are accepted, and each of those sends its update."""
 
     async def main():
         client = Held()
@@ -307,7 +307,7 @@ def test_offers_without_end_are_declined_and_harm_no_other_task(runner, federati
                 await stream.send(s.tampered.signed(to, task))
             await until(lambda: len(s.journal("declined")) == 39 - MAX_TASKS)
             client.let_go.set()
-            # Of the server's rounds there is but the first; the others were asked for by nobody.
+            # The ledger has only the first round; the others were invented.
             await until(lambda: len(s.journal("rejected")) == MAX_TASKS - 1)
             await federation.ended(run)
             assert len(s.journal("accepted")) == 1
@@ -316,8 +316,8 @@ def test_offers_without_end_are_declined_and_harm_no_other_task(runner, federati
     runner.run(main())
 
 
-def test_a_withdrawal_of_a_path_removes_nothing(runner, device):
-    """Whatever a server calls a run, files outside the outbox stay."""
+def test_a_withdrawal_with_a_path_removes_no_file(runner, device):
+    """Files outside the outbox stay, for any name of a run."""
     s, federation = device, device.federation
     s.begin()
 
@@ -334,8 +334,8 @@ def test_a_withdrawal_of_a_path_removes_nothing(runner, device):
     runner.run(main())
 
 
-def test_an_honest_round_is_told_in_plain_words(runner, device):
-    """What was sent, to whom, of how many examples: before it left, and that it arrived."""
+def test_an_honest_round_is_recorded_in_the_journal(runner, device):
+    """What is sent, to whom, from how many examples: before sending and on arrival."""
     device.begin()
     runner.run(device.takes_part())
     (sent,), (accepted,) = device.journal("sent"), device.journal("accepted")

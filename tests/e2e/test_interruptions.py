@@ -1,4 +1,4 @@
-"""A device that is stopped, or killed, while it trains: it goes on where it was, or drops it."""
+"""A device that is stopped or killed during training resumes, or drops an outdated task."""
 
 import asyncio
 import signal
@@ -44,8 +44,8 @@ def folder(tmp_path, name):
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_training_goes_on_after_a_stop_or_a_kill(tmp_path, how):
-    """No epoch is trained twice; what was cut short is never sent; a stop is no failure."""
+def test_a_training_resumes_after_a_stop_or_a_kill(tmp_path, how):
+    """No epoch is trained twice, no partial result is sent, and a stop is not a failure."""
 
     async def scenario(federation, agents):
         await agents.enrol("a")
@@ -69,8 +69,8 @@ def test_a_training_goes_on_after_a_stop_or_a_kill(tmp_path, how):
     played(tmp_path, scenario)
 
 
-def test_a_training_whose_round_is_over_is_dropped_quietly(tmp_path):
-    """Another client has finished it; the next task clears the rest away."""
+def test_a_training_of_an_ended_round_is_dropped(tmp_path):
+    """Another client finished the round; the next task deletes the remaining files."""
 
     async def scenario(federation, agents):
         await agents.enrol("a")

@@ -1,4 +1,4 @@
-"""When a client was last there, after a stop of the server."""
+"""When a client was last connected, after a stop of the server."""
 
 import time
 
@@ -9,8 +9,8 @@ from support.federation import Federation
 pytestmark = pytest.mark.e2e
 
 
-def test_clients_that_a_stop_sends_away_were_seen_then(runner, tmp_path):
-    """Not when they came, which may be days before."""
+def test_clients_were_last_seen_when_the_server_stopped(runner, tmp_path):
+    """Not when they connected, which may be days earlier."""
 
     async def scenery():
         federation = Federation(tmp_path)

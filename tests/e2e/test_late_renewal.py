@@ -1,4 +1,4 @@
-"""Who asks to renew a certificate after its end, and does not have what it takes, gets none."""
+"""Late renewal of an expired certificate: only with its key and within the grace period."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -24,12 +24,12 @@ AN_HOUR_AGO = timedelta(hours=2)
 
 @pytest.fixture(scope="module")
 def ended(federation):
-    """A client whose certificate ended an hour ago."""
+    """A client whose certificate expired an hour ago."""
     return federation.enrol("ended", ttl_s=LIFE_S, now=datetime.now(UTC) - AN_HOUR_AGO)
 
 
 def request(identity, **changes):
-    """What an honest device sends, with changes."""
+    """The request of an honest device, with changes."""
     pem = identity.key_pem + identity.chain_pem
     csr = build_csr(generate_key())
     honest = {
@@ -50,8 +50,8 @@ def asked(runner, federation, raw):
     return runner.run(asking())
 
 
-def test_the_key_of_an_ended_certificate_renews_it(runner, federation, ended):
-    """A chain for the same name over the new key, good from now."""
+def test_the_key_of_an_expired_certificate_renews_it(runner, federation, ended):
+    """A chain for the same name over the new key, valid from now."""
     answer = asked(runner, federation, request(ended))
     assert answer.code is None
     issued = enrolment_pb2.IssuedCertificate.FromString(answer.replies[0])
@@ -65,7 +65,7 @@ def test_the_key_of_an_ended_certificate_renews_it(runner, federation, ended):
 
 
 def test_refused_request_is_in_the_audit_trail(runner, federation):
-    """With its reason; of nobody, as nobody proved to be anybody."""
+    """With its reason, and without an actor, as the peer is not authenticated."""
     assert asked(runner, federation, b"\xff").code is not None
     newest = federation.ledger.trail.page(Filter(action="client.enrol.refused"), 1)[0]
     assert newest["who"] == ""
@@ -103,21 +103,21 @@ def of_another_federation(federation, ended, tmp_path):
 
 @pytest.mark.parametrize("forgery", [by_another_key, for_another_request, no_signature, garbage])
 def test_without_the_key_nothing_is_issued(runner, federation, ended, forgery):
-    """A wrong signature or none, and what is no certificate."""
+    """For a wrong or missing signature, and for invalid certificates."""
     answer = asked(runner, federation, request(ended, **forgery(federation, ended)))
     assert (answer.code, answer.replies) == (Code.NO_CERTIFICATE, [])
     assert federation.refusals()[0].code == Code.NO_CERTIFICATE
 
 
-def test_another_authority_by_the_same_name_certifies_nobody(runner, federation, ended, tmp_path):
-    """Its names are ours, its keys are not."""
+def test_another_authority_of_the_same_name_is_refused(runner, federation, ended, tmp_path):
+    """Its names are equal, its keys are not."""
     changes = of_another_federation(federation, ended, tmp_path)
     answer = asked(runner, federation, request(ended, **changes))
     assert (answer.code, answer.replies) == (Code.NO_CERTIFICATE, [])
 
 
-def test_the_server_itself_is_no_client(runner, federation):
-    """A certificate of our authority that names no client."""
+def test_the_certificate_of_the_server_is_refused(runner, federation):
+    """It is from our authority but names no client."""
     bundle = federation.authority.issue_server(["ended"], LIFE_S, datetime.now(UTC))
     pem, csr = bundle.key_pem + bundle.chain_pem, build_csr(generate_key())
     raw = enrolment_pb2.LateRenewRequest(
@@ -130,8 +130,8 @@ def test_the_server_itself_is_no_client(runner, federation):
     assert (answer.code, answer.replies) == (Code.NO_CERTIFICATE, [])
 
 
-def test_who_was_revoked_or_never_enrolled_is_refused(runner, federation):
-    """Also with the right key, and in time."""
+def test_revoked_and_unknown_clients_are_refused(runner, federation):
+    """Also with the right key and in time."""
     then = datetime.now(UTC) - AN_HOUR_AGO
     revoked = federation.enrol("revoked", ttl_s=LIFE_S, now=then)
     federation.ledger.revoke("revoked")
@@ -140,22 +140,22 @@ def test_who_was_revoked_or_never_enrolled_is_refused(runner, federation):
     assert asked(runner, federation, request(unknown)).code is Code.UNKNOWN_CLIENT
 
 
-def test_after_the_grace_it_is_too_late(runner, federation):
-    """Eight days after the end, with seven allowed."""
+def test_a_renewal_after_the_grace_period_is_refused(runner, federation):
+    """Eight days after expiry, with seven allowed."""
     old = federation.enrol("old", ttl_s=LIFE_S, now=datetime.now(UTC) - timedelta(days=8))
     answer = asked(runner, federation, request(old))
     assert (answer.code, answer.replies) == (Code.EXPIRED, [])
     assert "enrol again" in answer.message
 
 
-def test_a_peer_of_another_version_is_told(runner, federation, ended):
-    """Neither side guesses."""
+def test_a_peer_of_another_version_gets_an_error(runner, federation, ended):
+    """Neither side guesses the other's version."""
     answer = asked(runner, federation, request(ended, protocol_versions=[99]))
     assert answer.code is Code.VERSION_UNSUPPORTED
 
 
-def test_a_certificate_that_is_none_of_ours_is_told_from_one(federation, ended, tmp_path):
-    """By the signature of an issuing authority, whose validity has no say in it."""
+def test_certificates_of_other_authorities_are_detected(federation, ended, tmp_path):
+    """By the signature of an issuing authority, whose own expiry does not matter."""
     read = federation.authority.certified(leaf_pem(ended.key_pem + ended.chain_pem))
     assert read.not_valid_after_utc < datetime.now(UTC)
     with pytest.raises(Refusal, match="foreign one"):

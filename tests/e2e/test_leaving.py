@@ -1,4 +1,4 @@
-"""A device leaves: the server knows, and nothing of the federation stays on it."""
+"""A device leaves: the server records it, and the device deletes fedloom's files."""
 
 import os
 from dataclasses import replace
@@ -24,12 +24,12 @@ def status(federation, name):
 
 
 def wiped(config):
-    """Nothing of the client is left but its settings."""
+    """Whether the client's state is deleted."""
     return not config.state_dir.exists()
 
 
 def test_a_running_agent_ends_and_the_ledger_has_it_as_left(runner, federation, tmp_path):
-    """Its certificate is worth nothing from then on, and a repeat changes nothing."""
+    """Its certificate is refused afterwards; a repeat changes nothing."""
 
     async def scenery():
         async with scene(federation, tmp_path, "leaver") as s:
@@ -52,8 +52,8 @@ def test_a_running_agent_ends_and_the_ledger_has_it_as_left(runner, federation, 
     runner.run(scenery())
 
 
-def test_who_has_left_may_come_back_with_a_token(runner, federation, tmp_path):
-    """As anybody may, by the same name."""
+def test_a_client_that_left_may_enrol_again_with_a_token(runner, federation, tmp_path):
+    """Under the same name."""
 
     async def scenery():
         agents = Agents(federation, tmp_path)
@@ -70,8 +70,8 @@ def test_who_has_left_may_come_back_with_a_token(runner, federation, tmp_path):
     runner.run(scenery())
 
 
-def test_an_offline_device_leaves_all_the_same(runner, federation, tmp_path, monkeypatch):
-    """It says that the server could not be notified."""
+def test_an_offline_device_can_leave(runner, federation, tmp_path, monkeypatch):
+    """The command reports that the server could not be notified."""
     monkeypatch.setattr(leave, "CONNECT_S", 0.5)
 
     async def scenery():
@@ -104,12 +104,12 @@ def enrolled(runner, federation, tmp_path):
 
 
 def answer(words, text=""):
-    # The runner's loop stands still meanwhile, and the server with it: the command is offline.
+    # The server's event loop does not run during the call, so the command is offline.
     return CliRunner().invoke(main, words, input=text)
 
 
-def test_nothing_happens_without_a_yes(enrolled):
-    """What would happen is said first."""
+def test_nothing_is_deleted_without_confirmation(enrolled):
+    """The question describes the effect."""
     config, words = enrolled
     before = sorted(config.state_dir.rglob("*"))
     done = answer(words, "n\n")
@@ -119,8 +119,8 @@ def test_nothing_happens_without_a_yes(enrolled):
     assert answer([*words, "--json"]).exit_code == 2
 
 
-def test_the_command_wipes_and_may_be_repeated(enrolled, monkeypatch):
-    """Keys are overwritten, what fedloom did not make stays, and enrolling anew is possible."""
+def test_the_command_wipes_and_can_be_repeated(enrolled, monkeypatch):
+    """Keys are overwritten, and other files stay."""
     monkeypatch.setattr(leave, "CONNECT_S", 0.3)
     config, words = enrolled
     owners = config.state_dir / "photo.jpg"
@@ -142,8 +142,8 @@ def test_the_command_wipes_and_may_be_repeated(enrolled, monkeypatch):
     assert (again.exit_code, again.output) == (0, "This device has already left.\n")
 
 
-def test_nothing_is_wiped_under_an_agent_that_runs(enrolled, monkeypatch):
-    """It would write anew what is wiped; the owner reads which process to stop, and then leaves."""
+def test_nothing_is_wiped_while_an_agent_runs(enrolled, monkeypatch):
+    """It would write the files again; the error names the process to stop."""
     monkeypatch.setattr(leave, "CONNECT_S", 0.3)
     config, words = enrolled
     process, _ = hold(config.state_dir)
@@ -153,7 +153,7 @@ def test_nothing_is_wiped_under_an_agent_that_runs(enrolled, monkeypatch):
             done = answer([*words, *yes])
             assert done.exit_code == 2
             assert f"(process {process.pid}): stop it first" in done.output
-            assert "are deleted" not in done.output  # nobody is asked in vain
+            assert "are deleted" not in done.output  # no question is printed
         assert sorted(config.state_dir.rglob("*")) == before
         assert (config.state_dir.parent / "client.toml").exists()
     finally:
@@ -163,8 +163,8 @@ def test_nothing_is_wiped_under_an_agent_that_runs(enrolled, monkeypatch):
     assert wiped(config)
 
 
-def test_the_log_stays_where_it_is_asked_for(enrolled, monkeypatch):
-    """With the departure as its last entry."""
+def test_the_journal_is_kept_on_request(enrolled, monkeypatch):
+    """The departure is its last entry."""
     monkeypatch.setattr(leave, "CONNECT_S", 0.3)
     config, words = enrolled
     assert answer([*words, "--yes", "--keep-log"]).exit_code == 0
@@ -175,7 +175,7 @@ def test_the_log_stays_where_it_is_asked_for(enrolled, monkeypatch):
 
 
 def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
-    """Neither a key's nor a folder's: what it leads to is not fedloom's."""
+    """Neither for a key nor for a folder: the target is not fedloom's."""
     state, elsewhere = tmp_path / "state", tmp_path / "elsewhere"
     state.mkdir()
     elsewhere.mkdir()

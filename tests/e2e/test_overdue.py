@@ -1,4 +1,4 @@
-"""Trainings that were asked to stop and do not: the device takes nothing that it cannot do."""
+"""Trainings that ignore a stop: the device declines offers until they end."""
 
 import threading
 
@@ -17,7 +17,7 @@ COHORT = {"goal": 1, "quorum": 1, "patience_s": 60.0}
 
 
 class Deaf(Client):
-    """Its first training ends when it is let go, whatever it is asked; counts what overlaps."""
+    """Its first training ignores stops and ends when the test allows; counts overlapping calls."""
 
     def __init__(self):
         self.begun, self.let_go = threading.Event(), threading.Event()
@@ -33,7 +33,7 @@ class Deaf(Client):
 
 
 async def declined(federation, run):
-    """Why the first client of a run's first round took no part."""
+    """Why the only member of a run's first round declined."""
     cohort = federation.ledger.cohort
     await until(lambda: [m.phase for m in cohort(run, 1)] == ["declined"])
     return str(cohort(run, 1)[0])
@@ -45,7 +45,7 @@ def journal(agents, name):
 
 @pytest.mark.parametrize("ends", ["late", "in time"])
 def test_offers_are_declined_until_a_withdrawn_training_has_ended(tmp_path, monkeypatch, ends):
-    """With the reason, to the server and in the journal; one that is about to end is waited for."""
+    """The server and the journal have the reason; within the grace period the agent waits."""
     monkeypatch.setattr(training_thread, "GRACE_S", 0.05 if ends == "late" else PATIENCE_S)
 
     async def scenario(federation, agents):
@@ -59,7 +59,7 @@ def test_offers_are_declined_until_a_withdrawn_training_has_ended(tmp_path, monk
             why = await declined(federation, second)
             assert f"still running round 1 of {first}, though the server withdrew it" in why
             assert "still running round" in journal(agents, "a")
-            assert federation.contexts.fleet.available() == []  # it rests
+            assert federation.contexts.fleet.available() == []  # the client rests
             deaf.let_go.set()
             await command(second, "stop")
             federation.contexts.fleet.rest("a", 0.001)

@@ -1,4 +1,4 @@
-"""Without TLS, on loopback and nowhere else, for experiments on one machine."""
+"""Connections without TLS: only on loopback, for experiments on one machine."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 
 
 def test_a_plaintext_run_on_loopback_gives_the_same_mean(tmp_path):
-    """Clients go by the names that they state; everything behind the door is as ever."""
+    """Clients have the names that they state."""
 
     async def main():
         federation = Federation(tmp_path)
@@ -47,7 +47,7 @@ def test_a_plaintext_run_on_loopback_gives_the_same_mean(tmp_path):
 
 
 def test_plaintext_is_refused_off_loopback_on_both_sides(tmp_path):
-    """Neither a server nor a client speaks plaintext to a network."""
+    """By server and client."""
     config.write(tmp_path, config.ServerConfig(fleet="0.0.0.0:0"))
     with pytest.raises(UsageError, match="loopback"):
         Server(tmp_path, plaintext=True)

@@ -1,4 +1,4 @@
-"""What a device's owner forbids does not leave the device, and the round hears why."""
+"""What the owner's policy forbids does not leave the device; the server gets the reason."""
 
 import itertools
 import threading
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 
 class Counting(Adder):
-    """Says what it was asked to do."""
+    """Counts its trainings and evaluations."""
 
     def __init__(self):
         super().__init__(step=1.0, num_examples=20)
@@ -28,7 +28,7 @@ class Counting(Adder):
     def train(self, params, task):
         self.trained += 1
         task.progress(0.5, loss=0.5)
-        self.heard.wait(PATIENCE_S)  # else the word comes after the training that it is of
+        self.heard.wait(PATIENCE_S)  # else the progress is sent after its training has ended
         if self.fails is not None:
             raise self.fails
         return super().train(params, task)
@@ -40,7 +40,7 @@ class Counting(Adder):
 
 @pytest.fixture(scope="module")
 def device(runner, federation, tmp_path_factory):
-    """An agent whose owner changes their mind again and again."""
+    """An agent whose policy changes with each test."""
     client = Counting()
     context = scene(federation, tmp_path_factory.mktemp("device"), "device", client)
     opened = runner.run(context.__aenter__())
@@ -58,7 +58,7 @@ def owner_says(device, text):
 
 
 def committed(runner, device, **settings):
-    """The model that a round of this device alone leads to, and what the ledger has of it."""
+    """The model after a round of this device alone, and the round's row in the ledger."""
 
     async def main():
         run = await device.run(**settings)
@@ -70,7 +70,7 @@ def committed(runner, device, **settings):
 
 
 def kept(runner, device, phase, **settings):
-    """Why a round got nothing of this device."""
+    """Why a round got no update of this device."""
 
     async def main():
         run = await device.run(**settings)
@@ -82,8 +82,8 @@ def kept(runner, device, phase, **settings):
     return runner.run(main())
 
 
-def test_a_denied_run_is_declined_before_anything_comes(runner, device):
-    """By its name; the journal says so too."""
+def test_a_denied_run_is_declined_before_the_download(runner, device):
+    """By its name; the journal has the reason too."""
     trained = owner_says(device, '[runs]\ndeny = ["test*"]')
     assert "denies the run test" in kept(runner, device, "declined")
     assert "denies the run test" in device.journal("declined")[0]["text"]
@@ -91,7 +91,7 @@ def test_a_denied_run_is_declined_before_anything_comes(runner, device):
 
 
 def test_tensors_that_never_leave_keep_their_values(runner, device):
-    """The others arrive, and the journal has those alone."""
+    """Only the others are sent and recorded in the journal."""
     owner_says(device, '[leaves]\nnever = ["w"]')
     model, _ = committed(runner, device)
     np.testing.assert_array_equal(model["w"], PARAMS["w"])
@@ -99,15 +99,14 @@ def test_tensors_that_never_leave_keep_their_values(runner, device):
     assert device.journal("sent")[0]["tensors"] == ["b"]
 
 
-def test_nothing_is_trained_where_no_tensor_may_leave(runner, device):
-    """It would be for nothing."""
+def test_nothing_is_trained_if_no_tensor_may_leave(runner, device):
     trained = owner_says(device, '[leaves]\nonly = ["head.*"]')
     assert "keeps every tensor" in kept(runner, device, "failed")
     assert device.client.trained == trained
 
 
-def test_an_update_of_too_few_examples_stays(runner, device):
-    """And one of enough leaves."""
+def test_an_update_of_too_few_examples_is_not_sent(runner, device):
+    """An update of enough examples is sent."""
     owner_says(device, "[leaves]\nmin_examples = 21")
     assert "requires 21 examples for updates, got 20" in kept(runner, device, "failed")
     assert not device.journal("sent")
@@ -116,8 +115,8 @@ def test_an_update_of_too_few_examples_stays(runner, device):
     committed(runner, device)
 
 
-def test_measurements_of_too_few_examples_stay(runner, device):
-    """The loss of a single example would tell of it; the update beside it leaves all the same."""
+def test_metrics_of_too_few_examples_are_not_sent(runner, device):
+    """The loss of one example would reveal it; the update is sent without metrics."""
     owner_says(device, "[leaves]\nmin_examples = 21")
     evaluated, device.client.num_examples = device.client.evaluated, 21
 
@@ -137,15 +136,15 @@ def test_measurements_of_too_few_examples_stay(runner, device):
     assert device.client.evaluated == evaluated + 2
 
 
-def test_an_update_too_long_stays(runner, device):
+def test_an_update_that_is_too_long_is_not_sent(runner, device):
     """By the bytes of its body."""
     owner_says(device, "[leaves]\nmax_bytes = 10")
     assert "at most 10 bytes" in kept(runner, device, "failed")
     assert not list((device.state / "outbox").iterdir())
 
 
-def test_measurements_stay_where_they_may_not_leave(runner, device):
-    """Those of training are left out, and nothing is evaluated."""
+def test_metrics_are_not_sent_if_they_may_not_leave(runner, device):
+    """Metrics of training are left out, and evaluation is declined."""
     owner_says(device, "[leaves]\nmetrics = false")
     evaluated = device.client.evaluated
 
@@ -162,8 +161,8 @@ def test_measurements_stay_where_they_may_not_leave(runner, device):
     assert not device.journal("sent")[0]["training"]
 
 
-def test_how_well_training_goes_stays_where_measurements_do(runner, device, monkeypatch):
-    """How far it is may be told; the loss that goes with it is a measurement."""
+def test_progress_has_no_loss_if_metrics_may_not_leave(runner, device, monkeypatch):
+    """The fraction is sent; the loss is a metric."""
     sent = []
     real = Connection.send
 
@@ -183,8 +182,8 @@ def test_how_well_training_goes_stays_where_measurements_do(runner, device, monk
         assert all((p.loss if p.HasField("loss") else None) == loss for p in sent)
 
 
-def test_the_text_of_an_error_stays_where_it_may_not_leave(runner, device):
-    """It may quote an example; its kind still tells the operator something."""
+def test_error_text_is_not_sent_if_it_may_not_leave(runner, device):
+    """It may quote an example; the kind of the error is sent."""
     owner_says(device, "[leaves]\nerror_messages = false")
     device.client.fails = ValueError("the patient Erika Mustermann")
     assert kept(runner, device, "failed") == "ValueError"
@@ -194,7 +193,7 @@ def test_the_text_of_an_error_stays_where_it_may_not_leave(runner, device):
 
 
 def test_the_device_clips_and_adds_noise_itself(runner, device):
-    """A run that asks for none gets it all the same, and no measurements beside it."""
+    """Even if the run has no privacy; metrics are not sent then."""
     whole = {name: np.ones_like(array) for name, array in PARAMS.items()}
     norm = np.sqrt(sum(array.size for array in whole.values()))
     owner_says(device, '[privacy]\nclip_norm = 0.3\notherwise = "add"')
@@ -211,8 +210,8 @@ def test_the_device_clips_and_adds_noise_itself(runner, device):
     assert "clipped to norm 0.3, with noise of 0.6 on each value by this device" in sent["text"]
 
 
-def test_what_compression_left_out_does_not_come_on_top_of_the_norm(runner, device):
-    """With error feedback one update in ten would else be ten times as long as the owner allows."""
+def test_error_feedback_stays_within_the_norm(runner, device):
+    """Otherwise one update in ten would have ten times the allowed norm."""
     owner_says(device, '[privacy]\nclip_norm = 1.0\notherwise = "add"')
     start = {"w": np.zeros((64, 64), np.float32)}
 
@@ -236,15 +235,15 @@ def test_what_compression_left_out_does_not_come_on_top_of_the_norm(runner, devi
     assert 0 < max(lengths) <= 1.0 + 1e-5
 
 
-def test_a_run_that_asks_for_less_is_declined_where_the_owner_says_so(runner, device):
-    """In words that an operator can act on."""
+def test_a_run_with_too_little_protection_is_declined(runner, device):
+    """The reason tells the operator what to change."""
     owner_says(device, "[privacy]\nclip_norm = 0.3\nnoise = 2.0")
     reason = kept(runner, device, "declined")
     assert "updates clipped to norm 0.3 with noise of 0.6 made on the device" in reason
 
 
-def test_what_is_about_to_leave_is_looked_at_once_more(runner, device, monkeypatch):
-    """Whatever goes wrong while an update is made, it does not leave against the policy."""
+def test_an_update_is_checked_again_before_it_is_sent(runner, device, monkeypatch):
+    """A fault in its creation cannot send forbidden tensors."""
     owner_says(device, '[leaves]\nnever = ["w"]')
     monkeypatch.setattr(TaskRun, "_allowed", lambda _, settled: settled)
     assert "keeps 'w' here" in kept(runner, device, "failed")
@@ -255,7 +254,7 @@ def test_what_is_about_to_leave_is_looked_at_once_more(runner, device, monkeypat
     assert not device.journal("sent")
 
 
-def test_rounds_a_day_are_counted(runner, device):
+def test_rounds_per_day_are_counted(runner, device):
     """Also those before the limit was set."""
     owner_says(device, "")
     committed(runner, device)
@@ -266,7 +265,7 @@ def test_rounds_a_day_are_counted(runner, device):
 
 
 def test_enrolment_writes_a_policy_that_restricts_nothing(device):
-    """With comments; the settings name it, so that it cannot go unseen."""
+    """With comments; client.toml names the file."""
     config = device.agents.configs["device"]
     assert config.policy == config.state_dir.parent / "policy.toml"
     assert "policy.toml" in (config.state_dir.parent / "client.toml").read_text()

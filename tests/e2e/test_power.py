@@ -1,4 +1,4 @@
-"""What a power loss must not take: it is synced before anybody is told of it."""
+"""Data that must survive a power loss is synced before it is acknowledged."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.e2e
 
 
 def noting(monkeypatch, order, owner, name, what):
-    """Note each call of a method, once it is done or, of the ledger's, before it is."""
+    """Record each call of a method."""
     real = getattr(owner, name)
 
     def noted(self, *args, **kwargs):
@@ -22,8 +22,8 @@ def noting(monkeypatch, order, owner, name, what):
     monkeypatch.setattr(owner, name, noted)
 
 
-def test_an_update_is_on_the_disk_before_it_counts(runner, arena, monkeypatch):
-    """And a repeat of it changes nothing."""
+def test_an_update_is_synced_before_it_counts(runner, arena, monkeypatch):
+    """A repeat changes nothing."""
     order = []
     noting(monkeypatch, order, SpoolFile, "sync", "synced")
     noting(monkeypatch, order, Ledger, "accept", "accepted")
@@ -37,8 +37,8 @@ def test_an_update_is_on_the_disk_before_it_counts(runner, arena, monkeypatch):
     runner.run(main())
 
 
-def test_a_model_is_on_the_disk_before_it_is_committed(runner, arena, monkeypatch):
-    """Under its digest, whose folder is synced too."""
+def test_a_model_is_synced_before_it_is_committed(runner, arena, monkeypatch):
+    """Under its digest, and with its folder."""
     models = arena.federation.contexts.models
     known, order = {*models.find("")}, []
     for call in ("fdatasync", "fsync"):

@@ -1,4 +1,4 @@
-"""A private run on a real server: its claim, its noise, its budget, over a restart as well."""
+"""A private run on a real server: its claim, noise and budget, also across a restart."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ STEPS = {"ada": 1.0, "bob": -2.0, "cyd": 0.01}
 
 
 def play(tmp_path, scenario):
-    """Run a scenario against a server of its own with three clients."""
+    """Run a scenario against a separate server with three clients."""
 
     async def scene(federation, agents):
         for name, step in STEPS.items():
@@ -38,7 +38,7 @@ def play(tmp_path, scenario):
 
 
 def expected(federation, run, rounds):
-    """What the run's key and its clients' steps give, without the server's rounds."""
+    """The model from the run's key and its clients' steps, without the server's rounds."""
     spec = parse(federation.ledger.run(run).spec)
     manifest = read_manifest(federation.directory / "initial.safetensors")
     key = (federation.directory / "noise" / f"{run}.key").read_bytes()
@@ -61,7 +61,7 @@ def expected(federation, run, rounds):
 
 
 def test_a_private_run_is_clipped_noised_and_accounted(tmp_path):
-    """The model is what the key says; the ledger has the claim, epsilon, and nobody's metrics."""
+    """The model follows from the key; the ledger has claim and epsilon, but no metrics."""
 
     async def scenario(federation, _):
         cohort = {"goal": 3, "quorum": 3}
@@ -90,7 +90,7 @@ def test_a_private_run_is_clipped_noised_and_accounted(tmp_path):
 
 
 def test_a_restart_replays_the_noise(tmp_path):
-    """Stopped between accepting and closing, the round ends with the noise it would have had."""
+    """After a stop between accepting and closing, the round has the same noise."""
 
     async def scenario(federation, agents):
         cohort = {"goal": 3, "quorum": 3}
@@ -108,8 +108,8 @@ def test_a_restart_replays_the_noise(tmp_path):
     play(tmp_path, scenario)
 
 
-def test_a_run_ends_at_its_budget_and_says_so(tmp_path):
-    """Of fifty rounds two are affordable; the status shows the claim and what was spent."""
+def test_a_run_ends_at_its_budget_with_the_reason(tmp_path):
+    """Of fifty rounds two are affordable; the status shows the claim and the spent epsilon."""
 
     async def scenario(federation, _):
         plan = privacy.plan(privacy.Privacy(**TABLE), goal=3, rounds=50)
@@ -135,8 +135,8 @@ def test_a_run_ends_at_its_budget_and_says_so(tmp_path):
     play(tmp_path, scenario)
 
 
-def test_what_a_run_claims_is_shown_before_it_starts(tmp_path):
-    """`run describe` starts nothing, `run submit` shows the claim first."""
+def test_the_claim_of_a_run_is_shown_before_it_starts(tmp_path):
+    """`run describe` starts nothing; `run submit` prints the claim first."""
 
     async def scenario(federation, _):
         await submit(federation, START, cohort={"goal": 3})  # leaves initial.safetensors there
@@ -159,8 +159,8 @@ def test_what_a_run_claims_is_shown_before_it_starts(tmp_path):
     play(tmp_path, scenario)
 
 
-def test_the_door_enforces_the_clip(tmp_path, monkeypatch):
-    """A client that does not clip is refused, and the round goes on without it."""
+def test_the_server_enforces_the_clip(tmp_path, monkeypatch):
+    """An unclipped update is refused, and the round continues without it."""
 
     async def scenario(federation, _):
         honest = Guard.protect
@@ -186,8 +186,8 @@ def test_the_door_enforces_the_clip(tmp_path, monkeypatch):
     play(tmp_path, scenario)
 
 
-def test_a_run_whose_key_is_gone_does_not_go_on(tmp_path):
-    """With another key the claim would not hold, so the run fails and says why."""
+def test_a_run_without_its_noise_key_fails(tmp_path):
+    """With another key the claim would not hold; the run fails with the reason."""
 
     async def scenario(federation, agents):
         await agents.stop("cyd")

@@ -1,4 +1,4 @@
-"""Progress over the wire: the operator sees how far members are, and no more than may be seen."""
+"""Progress over the wire: the operator sees the members' progress, and nothing private."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 
 
 class Slow(Adder):
-    """Says how far it is, and waits to be let go."""
+    """Reports progress, then waits for the test."""
 
     def __init__(self):
         super().__init__()
@@ -27,7 +27,7 @@ class Slow(Adder):
     def train(self, params, task):
         task.progress((1, 4), loss=0.5)
         for step in range(1000):
-            task.progress((step, 1000), loss=9.0)  # too soon after the first word
+            task.progress((step, 1000), loss=9.0)  # too soon after the first report
         while not self.let_go.wait(0.01) and not task.should_stop():
             pass
         return super().train(params, task)
@@ -39,7 +39,7 @@ async def _live(federation, run):
 
 
 async def _scene(federation, directory, client, seen, **settings):
-    """Run a round; `seen` is asked about the open one until it is satisfied."""
+    """Run a round until `seen` accepts the status of the open one."""
     agents = Agents(federation, directory)
     try:
         await agents.start(f"walker-{directory.name[-12:]}", client)
@@ -59,12 +59,12 @@ ONE = {"cohort": {"goal": 1, "quorum": 1}}
 
 @pytest.fixture
 def one_moment(monkeypatch):
-    """To the client's pace of words, all that training says is said at once."""
+    """Freeze the clock by which the client limits its reports."""
     monkeypatch.setattr(progress, "time", like(time, monotonic=lambda: 100.0))
 
 
-def test_an_open_round_shows_how_far_its_members_are(federation, tmp_path, runner, one_moment):
-    """The first word at once; what follows within the second is not said."""
+def test_an_open_round_shows_its_members_progress(federation, tmp_path, runner, one_moment):
+    """The first report is sent at once; others within the same second are not."""
     found = []
 
     def seen(live):
@@ -79,7 +79,7 @@ def test_an_open_round_shows_how_far_its_members_are(federation, tmp_path, runne
 
 
 class SaysOnce(Slow):
-    """Says how far it is in the first round, and works in silence in the second."""
+    """Reports progress in the first round only."""
 
     def train(self, params, task):
         if task.round == 1:
@@ -90,8 +90,8 @@ class SaysOnce(Slow):
         return Adder.train(self, params, task)
 
 
-def test_a_round_shows_nothing_of_the_one_before(federation, tmp_path, runner):
-    """What a member said then is not how far it is now."""
+def test_a_round_does_not_show_earlier_progress(federation, tmp_path, runner):
+    """A report of the round before does not count."""
     found = []
 
     def seen(live):
@@ -103,8 +103,8 @@ def test_a_round_shows_nothing_of_the_one_before(federation, tmp_path, runner):
     assert found[-1]["training"] is None
 
 
-def test_a_private_round_shows_the_fraction_alone(federation, tmp_path, runner, one_moment):
-    """No number that depends on the data leaves the device."""
+def test_a_private_round_shows_only_the_fraction(federation, tmp_path, runner, one_moment):
+    """No number that depends on the data is sent."""
     sent, found = [], []
     client = Slow()
     privacy = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}
@@ -129,8 +129,8 @@ def test_a_private_round_shows_the_fraction_alone(federation, tmp_path, runner, 
 
 
 @pytest.mark.parametrize("fraction", [float("nan"), -0.1, 1.5, float("inf")])
-def test_nonsense_is_dropped_and_the_stream_lives(federation, runner, fraction):
-    """A client's words about itself can do no harm."""
+def test_invalid_progress_is_dropped(federation, runner, fraction):
+    """The stream continues."""
 
     async def scene():
         name = f"liar-{fraction}".replace(".", "-")

@@ -1,4 +1,4 @@
-"""What the server saw of each client's part: over the API, on a real server, with real clients."""
+"""Records of each member's participation: over the API, with real clients."""
 
 import asyncio
 
@@ -16,26 +16,26 @@ THREE = {"rounds": 1, "cohort": {"goal": 3, "quorum": 1, "patience_s": 60.0}}
 
 
 class Breaks(Adder):
-    """Gives up."""
+    """Fails."""
 
     def train(self, params, task):
         raise RuntimeError("the sensor is unplugged")
 
 
 class Overflows(Adder):
-    """Sends what no average survives."""
+    """Sends NaN."""
 
     def train(self, params, task):
         return {"w": np.full(5000, np.nan, np.float32)}, 1, {}
 
 
 def ask(federation, *path, **query):
-    """A document of the API, asked for beside the server's loop."""
+    """A document of the API, requested outside the server's event loop."""
     return asyncio.to_thread(Control(federation.directory).get, *path, **query)
 
 
-def test_a_session_of_each_kind_is_told_with_its_shape(tmp_path):
-    """One that counts, one that breaks, one that is refused: who, why, how long, how much."""
+def test_each_kind_of_session_has_its_record(tmp_path):
+    """A counted, a failed and a refused one: client, reason, times and bytes."""
 
     async def scenario(federation, agents):
         await agents.start("ann", Adder(num_examples=7))
@@ -75,8 +75,8 @@ def test_a_session_of_each_kind_is_told_with_its_shape(tmp_path):
     assert counts["bytes_up"] >= ann["bytes_up"]
 
 
-def test_an_open_round_is_told_as_it_is_now(tmp_path):
-    """From memory; and whoever the operator closes it without was late."""
+def test_an_open_round_has_its_present_record(tmp_path):
+    """From memory; members without an update when the operator closes it are late."""
 
     async def scenario(federation, agents):
         slow = Held()
@@ -102,7 +102,7 @@ def test_an_open_round_is_told_as_it_is_now(tmp_path):
 
 
 def test_a_member_that_went_away_is_lost(tmp_path):
-    """The round waits for its patience, and closes without it."""
+    """After its grace period the round closes without it."""
 
     async def scenario(federation, agents):
         slow = Held()
@@ -120,8 +120,8 @@ def test_a_member_that_went_away_is_lost(tmp_path):
     assert detail["clients"]["lost"] == 1
 
 
-def test_a_server_that_was_killed_lost_times_and_nothing_else(tmp_path):
-    """Without its records a round still says who counted and who did not."""
+def test_a_killed_server_loses_only_times_and_bytes(tmp_path):
+    """The round still has its counted and failed members."""
 
     async def scenario(federation, agents):
         await agents.start("ann", Adder())
@@ -139,8 +139,8 @@ def test_a_server_that_was_killed_lost_times_and_nothing_else(tmp_path):
     assert (detail["clients"]["selected"], detail["clients"]["counted"]) == (2, 1)
 
 
-def test_clients_of_buffers_are_recorded_where_they_were_asked(tmp_path):
-    """Across buffers every part comes to an end, and nothing stays in memory."""
+def test_members_of_buffers_are_recorded_in_the_round_of_their_task(tmp_path):
+    """Every record ends, and none stays in memory."""
 
     async def scenario(federation, agents):
         for name in ("ann", "bob", "cid"):
@@ -162,7 +162,7 @@ def test_clients_of_buffers_are_recorded_where_they_were_asked(tmp_path):
 
 
 def test_rounds_come_page_by_page(tmp_path):
-    """Newest first, members by name; each once, none left out."""
+    """Newest first, each once; members by name."""
 
     async def scenario(federation, agents):
         for name in ("ann", "bob", "cid"):

@@ -1,8 +1,8 @@
-"""Every bad update gets its typed refusal, by name, and the round of the others goes on.
+"""Every invalid update gets its typed refusal, and the round of the other clients continues.
 
-A real server over mTLS, a run with an open round, three clients in its cohort: mallory sends
-something bad, alice and bob what they should. Whatever mallory sent, the model must come out with
-the bits that the sum of the others' updates has, computed here from the algebra alone.
+A real server over mTLS has a run with an open round and three members. Mallory sends an invalid
+update, alice and bob valid ones. The model must have the bits of the sum of the valid updates,
+computed here by hand.
 """
 
 import pytest
@@ -13,8 +13,8 @@ from support.bad_updates import BAD_UPDATES
 
 
 @pytest.mark.parametrize("name", BAD_UPDATES)
-def test_bad_update_is_refused_by_type_and_disturbs_nobody(runner, arena, caplog, name):
-    """The code reaches the sender, the ledger and the log; the sum of the others is exact."""
+def test_bad_update_is_refused_by_type(runner, arena, caplog, name):
+    """Sender, ledger and log have the code; the sum of the others is exact."""
     code, change = BAD_UPDATES[name]
 
     async def scene():

@@ -1,6 +1,6 @@
-"""Refusals that take more than one message: cut, late, repeated, second and crowded updates.
+"""Refusals that take several messages: cut, late, repeated and concurrent updates.
 
-As in test_refusals.py, the others' round goes on whatever happens, with the bits it should have.
+As in test_refusals.py, the round of the other clients continues and has the expected bits.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ def digest_of(arena, clients):
     return expected_digest(arena.federation.contexts.models.path(arena.model), clients)
 
 
-def test_truncated_update_is_refused_and_goes_on_where_it_was_cut(runner, arena, caplog):
-    """An early end of stream is refused; the next attempt is asked only for the rest."""
+def test_truncated_update_is_refused_and_resumed(runner, arena, caplog):
+    """An early end of stream is refused; the next attempt sends only the rest."""
 
     async def scene():
         async with arena.open_round() as opened:
@@ -49,7 +49,7 @@ def test_truncated_update_is_refused_and_goes_on_where_it_was_cut(runner, arena,
 
 @pytest.mark.parametrize("sent", [0, 1, 7, 8, 9, 200])
 def test_client_that_vanishes_is_resumed_at_any_byte(runner, arena, sent):
-    """Whatever had come when the call was cut, header or data, is not asked for again."""
+    """Received bytes of header or body are not requested again."""
 
     async def scene():
         async with arena.open_round() as opened:
@@ -71,7 +71,7 @@ def test_client_that_vanishes_is_resumed_at_any_byte(runner, arena, sent):
 
 
 def test_resumed_body_with_other_bytes_is_refused(runner, arena, caplog):
-    """The first half of one body and the second of another have no checksum that fits."""
+    """Halves of two bodies do not match the checksum."""
 
     async def scene():
         async with arena.open_round() as opened:
@@ -92,7 +92,7 @@ def test_resumed_body_with_other_bytes_is_refused(runner, arena, caplog):
 
 
 def test_message_after_the_last_byte_is_refused(runner, arena, caplog):
-    """A body that goes on after its declared end is overlong, however whole it was."""
+    """A body past its declared end is overlong, even if complete."""
 
     async def scene():
         async with arena.open_round() as opened:
@@ -107,7 +107,7 @@ def test_message_after_the_last_byte_is_refused(runner, arena, caplog):
 
 @pytest.mark.parametrize("raw", [None, b"\xff\xff\xff", b"\x0a\xff\xff\xff\xff\x0f"])
 def test_upload_that_begins_with_garbage_is_refused(runner, arena, caplog, raw):
-    """No header at all, and bytes that are no protobuf, are malformed."""
+    """A missing header, and bytes that are no protobuf, are malformed."""
 
     async def scene():
         async with arena.open_round() as opened:
@@ -124,7 +124,7 @@ def test_upload_that_begins_with_garbage_is_refused(runner, arena, caplog, raw):
 
 
 def test_norm_above_the_bound_is_refused(runner, arena, caplog):
-    """Values that are each small enough may be too much together."""
+    """Even if each value is within the bound of values."""
 
     async def scene():
         async with arena.open_round() as opened:
@@ -140,7 +140,7 @@ def test_norm_above_the_bound_is_refused(runner, arena, caplog):
 
 
 def test_norm_at_the_bound_is_the_same_in_any_chunks(runner, arena):
-    """A norm of exactly the bound is accepted whether it comes whole or byte by byte."""
+    """It is accepted whole or byte by byte."""
 
     async def scene():
         for size in (1, 1 << 20):
@@ -158,8 +158,8 @@ def test_norm_at_the_bound_is_the_same_in_any_chunks(runner, arena):
     runner.run(scene())
 
 
-def test_weight_that_rounds_to_nothing_is_refused(runner, arena, caplog):
-    """Where clients name their weights, one that no integer unit is left of cannot be summed."""
+def test_weight_that_rounds_to_zero_is_refused(runner, arena, caplog):
+    """A weight of less than one integer unit cannot be summed."""
 
     async def scene():
         async with arena.open_round(weighting="client") as opened:
@@ -173,9 +173,7 @@ def test_weight_that_rounds_to_nothing_is_refused(runner, arena, caplog):
     runner.run(scene())
 
 
-def test_weight_must_be_one_where_everyone_weighs_the_same(runner, arena, caplog):
-    """A uniform run takes no other weight than 1."""
-
+def test_weight_must_be_one_in_uniform_runs(runner, arena, caplog):
     async def scene():
         async with arena.open_round(weighting="uniform") as opened:
             forged = opened.honest("mallory")
@@ -187,8 +185,8 @@ def test_weight_must_be_one_where_everyone_weighs_the_same(runner, arena, caplog
     runner.run(scene())
 
 
-def test_refused_client_may_mend_its_update_while_the_round_is_open(runner, arena):
-    """After a refusal another update of the slot is accepted, and the refused one left nothing."""
+def test_refused_client_may_send_another_update_to_the_open_round(runner, arena):
+    """The refused update leaves no trace."""
 
     async def scene():
         async with arena.open_round() as opened:
@@ -202,7 +200,7 @@ def test_refused_client_may_mend_its_update_while_the_round_is_open(runner, aren
 
 
 def test_outsider_is_not_in_the_cohort(runner, arena, caplog):
-    """An enrolled client that was not asked may not contribute."""
+    """An enrolled client outside the cohort may not contribute."""
 
     async def scene():
         carol = arena.federation.channel(arena.federation.enrol("carol"))
@@ -218,7 +216,7 @@ def test_outsider_is_not_in_the_cohort(runner, arena, caplog):
 
 
 def test_repeat_is_acknowledged_and_counts_once(runner, arena, caplog):
-    """The same update again is `repeated`, in its round, when it is committed, and ever after."""
+    """The answer is `repeated`: in its round, after the commit, and later."""
 
     async def scene():
         async with arena.open_round() as opened:
@@ -240,7 +238,7 @@ def test_repeat_is_acknowledged_and_counts_once(runner, arena, caplog):
 
 
 def test_second_update_for_a_slot_is_a_conflict(runner, arena, caplog):
-    """Another update than the accepted one is refused, in its round and after it."""
+    """In its round and after it."""
 
     async def scene():
         async with arena.open_round() as opened:
@@ -260,7 +258,7 @@ def test_second_update_for_a_slot_is_a_conflict(runner, arena, caplog):
 
 
 def test_second_upload_at_the_same_time_has_to_wait(runner, arena, caplog):
-    """While one upload of a slot is under way, another is told to come back."""
+    """Another upload for the same slot is told to retry later."""
 
     async def scene():
         async with arena.open_round() as opened:
@@ -280,10 +278,8 @@ def test_second_upload_at_the_same_time_has_to_wait(runner, arena, caplog):
     runner.run(scene())
 
 
-def test_upload_that_falls_silent_is_truncated_and_goes_on_later(
-    runner, arena, caplog, monkeypatch
-):
-    """A client that sends nothing for too long is not told that the server's disk is full."""
+def test_silent_upload_is_truncated_and_resumed_later(runner, arena, caplog, monkeypatch):
+    """The error is `truncated`, not a full disk."""
     append = SpoolFile.append
 
     def append_and_hurry(file, chunk):
@@ -311,7 +307,7 @@ def test_upload_that_falls_silent_is_truncated_and_goes_on_later(
 
 
 def test_late_update_is_refused_when_its_round_is_over(runner, arena, caplog):
-    """An upload under way when the round closes is cut, and one after it is stale."""
+    """An upload in progress at the close is cut; a later one is stale."""
 
     async def scene():
         async with arena.open_round(rounds=2) as opened:
@@ -341,7 +337,7 @@ def test_late_update_is_refused_when_its_round_is_over(runner, arena, caplog):
 
 
 def test_tensors_are_refused_in_a_round_of_evaluation(runner, arena, caplog):
-    """Who is asked to evaluate may not change the model."""
+    """An evaluation may not change the model."""
 
     async def scene():
         async with arena.open_round(evaluate=True) as opened:
@@ -363,7 +359,7 @@ def test_tensors_are_refused_in_a_round_of_evaluation(runner, arena, caplog):
 
 
 def test_oversize_declaration_costs_neither_disk_nor_memory(runner, arena):
-    """A terabyte is refused before anything is set aside for it."""
+    """A terabyte is refused before any space is reserved."""
 
     async def scene():
         async with arena.open_round() as opened:
@@ -384,13 +380,13 @@ def test_oversize_declaration_costs_neither_disk_nor_memory(runner, arena):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raising(FedAvg):
-    """A strategy with a fault."""
+    """A strategy that raises."""
 
     def finish(self, state, model, partial):
         raise ArithmeticError("the strategy cannot do this")
 
 
-def test_strategy_that_raises_fails_its_round_and_nothing_else(runner, arena, caplog, monkeypatch):
+def test_strategy_that_raises_fails_only_its_round(runner, arena, caplog, monkeypatch):
     """The round is abandoned with the reason, the run pauses, and another run works."""
     monkeypatch.setitem(registry.STRATEGIES, "raising", Raising)
 

@@ -1,6 +1,6 @@
-"""Callers who are not who they should be, and greetings that are not what they should be.
+"""Unauthorised peers and invalid greetings.
 
-Through it all alice's and bob's round stays open, and closes with the bits it should have.
+Meanwhile the round of alice and bob stays open, and it closes with the expected bits.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ HELLO = fleet_pb2.Hello(protocol_versions=PROTOCOL_VERSIONS, client="mallory")
 
 @asynccontextmanager
 async def others_go_on(arena):
-    """A round is open meanwhile, and ends as it should."""
+    """A round of alice and bob is open during the test, and closes with the expected bits."""
     async with arena.open_round() as opened:
         yield opened
         assert await opened.finish() == arena.digest
@@ -52,7 +52,7 @@ def greeting(**fields):
 
 
 class Later(datetime):
-    """The server's clock, ten minutes on."""
+    """The server's clock, ten minutes ahead."""
 
     @classmethod
     def now(cls, tz=None):
@@ -60,7 +60,7 @@ class Later(datetime):
 
 
 async def every_method(channel, client):
-    """What each method of the fleet answers to a caller."""
+    """The answer of each fleet method to a caller."""
     header = fleet_pb2.UpdateHeader(client=client)
     request = enrolment_pb2.RenewRequest(csr_pem=build_csr(generate_key()))
     return {
@@ -96,7 +96,7 @@ def server_itself(arena, tmp_path):
 
 @pytest.mark.parametrize("who", [nobody, foreigner, lapsed, server_itself])
 def test_handshake_refuses_before_any_method_is_reached(runner, arena, tmp_path, who):
-    """No certificate, a foreign one, an expired one and a server's own get no connection at all."""
+    """Without a certificate, or with a foreign, an expired or a server's one."""
 
     async def scene():
         async with others_go_on(arena):
@@ -110,8 +110,8 @@ def test_handshake_refuses_before_any_method_is_reached(runner, arena, tmp_path,
     runner.run(scene())
 
 
-def test_certificate_that_names_no_client_is_none(runner, arena, caplog):
-    """A leaf of our authority without a client's URI gets through the handshake and no further."""
+def test_certificate_that_names_no_client_is_refused(runner, arena, caplog):
+    """A leaf of our authority without a client's URI passes only the handshake."""
 
     async def scene():
         async with others_go_on(arena):
@@ -136,8 +136,8 @@ def test_certificate_that_names_no_client_is_none(runner, arena, caplog):
     runner.run(scene())
 
 
-def test_certificate_that_the_ledger_never_saw_is_unknown(runner, arena, caplog):
-    """A certificate from our authority is not enough: the ledger has to know it."""
+def test_certificate_missing_in_the_ledger_is_unknown(runner, arena, caplog):
+    """A certificate of our authority is not sufficient."""
 
     async def scene():
         async with others_go_on(arena):
@@ -152,8 +152,8 @@ def test_certificate_that_the_ledger_never_saw_is_unknown(runner, arena, caplog)
     runner.run(scene())
 
 
-def test_certificate_that_ends_on_a_live_connection(runner, arena, caplog, monkeypatch):
-    """Its idle stream is cut and every further call on the connection is refused, as expired."""
+def test_certificate_that_expires_on_a_live_connection(runner, arena, caplog, monkeypatch):
+    """Its idle stream is cut and later calls are refused as expired."""
 
     async def scene():
         async with others_go_on(arena):
@@ -173,7 +173,7 @@ def test_certificate_that_ends_on_a_live_connection(runner, arena, caplog, monke
 
 
 def test_revocation_cuts_a_live_stream_within_two_seconds(runner, arena, caplog):
-    """An idle stream ends with `revoked`, and so does every further call on its connection."""
+    """The stream ends with `revoked`, and so does every later call."""
 
     async def scene():
         async with others_go_on(arena):
@@ -194,8 +194,8 @@ def test_revocation_cuts_a_live_stream_within_two_seconds(runner, arena, caplog)
     runner.run(scene())
 
 
-def test_revocation_cuts_an_upload_under_way(runner, arena, caplog):
-    """A member of the cohort that is revoked in the middle of its upload contributes nothing."""
+def test_revocation_cuts_an_upload_in_progress(runner, arena, caplog):
+    """The update does not count."""
 
     async def scene():
         dave = arena.federation.enrol("dave")
@@ -222,8 +222,8 @@ def test_revocation_cuts_an_upload_under_way(runner, arena, caplog):
     runner.run(scene())
 
 
-def test_quarantine_refuses_an_upload_under_way_and_a_new_one(runner, arena, caplog):
-    """The others' round goes on; released, the client is one like any other."""
+def test_quarantine_refuses_uploads_in_progress_and_new_ones(runner, arena, caplog):
+    """The round of the others continues; after its release the client can upload."""
 
     async def scene():
         erin = arena.federation.enrol("erin")
@@ -253,7 +253,7 @@ def test_quarantine_refuses_an_upload_under_way_and_a_new_one(runner, arena, cap
 
 
 def test_revoked_client_may_enrol_again_with_a_new_token(runner, arena):
-    """The operator's new token makes it a client again; its old certificate stays revoked."""
+    """Its old certificate stays revoked."""
 
     async def scene():
         federation = arena.federation
@@ -316,8 +316,8 @@ GREETINGS = {
 
 
 @pytest.mark.parametrize("name", GREETINGS)
-def test_bad_greeting_ends_the_stream_by_type(runner, arena, caplog, name):
-    """A stream that does not speak as it must ends with the reason, recorded by name."""
+def test_bad_greeting_ends_the_stream_with_its_code(runner, arena, caplog, name):
+    """The refusal is recorded."""
     messages, code = GREETINGS[name]
 
     async def scene():
@@ -331,8 +331,8 @@ def test_bad_greeting_ends_the_stream_by_type(runner, arena, caplog, name):
     runner.run(scene())
 
 
-def test_second_stream_of_a_client_takes_over(runner, arena, caplog):
-    """The older connection is told, so that two devices with one identity do notice."""
+def test_second_stream_of_a_client_replaces_the_first(runner, arena, caplog):
+    """The first gets the reason, so that two devices with one identity are noticed."""
 
     async def scene():
         async with others_go_on(arena):
@@ -349,7 +349,7 @@ def test_second_stream_of_a_client_takes_over(runner, arena, caplog):
 
 
 def test_client_with_too_many_calls_at_once_has_to_wait(runner, arena, caplog):
-    """Calls hold memory while they last, so one client gets only so many; others are unaffected."""
+    """Each call needs memory; other clients are not affected."""
 
     async def scene():
         async with others_go_on(arena):
@@ -377,8 +377,8 @@ def test_client_with_too_many_calls_at_once_has_to_wait(runner, arena, caplog):
         ("\U0001f9f6" * 100_000, Code.UNKNOWN_MODEL),
     ],
 )
-def test_download_of_what_is_no_model_is_refused(runner, arena, caplog, digest, code):
-    """Only models of the ledger are given out, whatever lies in the file system."""
+def test_only_models_of_the_ledger_can_be_downloaded(runner, arena, caplog, digest, code):
+    """For any path or digest."""
 
     async def scene():
         async with others_go_on(arena):
@@ -391,7 +391,7 @@ def test_download_of_what_is_no_model_is_refused(runner, arena, caplog, digest, 
 
 
 def test_download_past_the_end_is_empty(runner, arena):
-    """An offset at or far past the end of a model gives no bytes and no error."""
+    """An offset at or past the end gives no bytes and no error."""
 
     async def scene():
         size = arena.federation.contexts.models.path(arena.model).stat().st_size
@@ -405,7 +405,7 @@ def test_download_past_the_end_is_empty(runner, arena):
 
 
 def test_garbage_in_unary_requests_is_refused_by_type(runner, arena, caplog):
-    """Download and Renew answer bytes that are no protobuf as they answer everything else."""
+    """Download and Renew refuse bytes that are no protobuf as malformed."""
 
     async def scene():
         async with others_go_on(arena):
@@ -431,7 +431,7 @@ def signed_csr(key, *names):
 
 
 def damaged_csr():
-    """A request whose signature does not fit."""
+    """A request whose signature is invalid."""
     der = bytearray(
         x509.load_pem_x509_csr(build_csr(generate_key())).public_bytes(serialization.Encoding.DER)
     )
@@ -454,7 +454,7 @@ BAD_CSRS = {
 def test_bad_certificate_request_is_refused_and_leaves_the_token_unused(
     runner, arena, caplog, name
 ):
-    """At enrolment and at renewal; a mistake with the request does not cost the token."""
+    """At enrolment and at renewal."""
     csr = BAD_CSRS[name]()
 
     async def scene():
@@ -481,7 +481,7 @@ def used(federation):
 
 
 def swapped(federation, **fields):
-    """A token of ours with one part exchanged."""
+    """A valid token with one part exchanged."""
     token = federation.add_token("swapper")
     whole = {"id": token.id, "secret": token.secret, "pin": token.pin} | fields
     return tokens.Token(**whole)
@@ -504,7 +504,7 @@ BAD_TOKENS = {
 
 @pytest.mark.parametrize("name", BAD_TOKENS)
 def test_bad_token_is_refused(runner, arena, caplog, name):
-    """Used, expired, tampered and invented tokens are all the same code, and issue nothing."""
+    """Used, expired, altered and invented tokens get the same code."""
     make, client = BAD_TOKENS[name]
 
     async def scene():
@@ -535,7 +535,7 @@ def test_token_used_by_many_at_once_serves_one(runner, arena):
 
 
 def test_enrolment_needs_a_common_version_and_protobuf(runner, arena, caplog):
-    """Future versions, no versions and garbage are refused, and the token stays unused."""
+    """Otherwise it is refused, and the token stays unused."""
 
     async def scene():
         federation = arena.federation
@@ -557,7 +557,7 @@ def test_enrolment_needs_a_common_version_and_protobuf(runner, arena, caplog):
 
 
 def test_names_in_a_certificate_request_are_ignored(runner, arena):
-    """The token says who a client is, whatever it calls itself."""
+    """The client has the name of its token."""
 
     async def scene():
         token = arena.federation.add_token("modest").text()
