@@ -1,4 +1,4 @@
-"""Runs that are rolled back: on a real server, with real clients, and across restarts."""
+"""Rollbacks of runs: on a real server, with real clients, and across restarts."""
 
 import threading
 
@@ -15,7 +15,7 @@ MODEL = {"w": np.zeros(4, np.float32)}
 
 
 class Gated(Adder):
-    """Trains once for each time that it is let; another step in every model that it gets."""
+    """Trains once for each permission of the test; its step depends on the received model."""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +38,7 @@ def standing(federation, run):
 
 
 async def rolled_back(federation, agents, spec):
-    """A run that commits two rounds, goes back to the first, and then does the rest."""
+    """A run that commits two rounds, is rolled back to the first, and finishes."""
     client = Gated()
     await agents.start("ann", client)
     run = await submit(federation, MODEL, **spec)
@@ -52,7 +52,7 @@ async def rolled_back(federation, agents, spec):
 
 
 async def straight(federation, agents, spec):
-    """The same run without going back."""
+    """The same run without a rollback."""
     client = Gated()
     await agents.start("ann", client)
     client.gate.release(100)
@@ -70,8 +70,8 @@ async def straight(federation, agents, spec):
     ],
     ids=["optimizer", "told", "buffered"],
 )
-def test_a_run_goes_on_from_exactly_the_state_it_went_back_to(tmp_path, spec):
-    """Its last model has the bits of a run that never took the wrong turn."""
+def test_a_run_continues_from_the_exact_state_of_the_earlier_round(tmp_path, spec):
+    """Its last model has the bits of a run without a rollback."""
 
     async def both(federation, agents):
         first = await rolled_back(federation, agents, spec)
@@ -89,8 +89,8 @@ def test_a_run_goes_on_from_exactly_the_state_it_went_back_to(tmp_path, spec):
     assert 2 not in stands
 
 
-def test_the_open_round_is_given_up_first(tmp_path):
-    """Its client is told to stop, its number is not used again, and the row says why."""
+def test_the_open_round_is_aborted_first(tmp_path):
+    """Its task is withdrawn, its number is not used again, and its row has the reason."""
 
     async def scenario(federation, agents):
         client = Gated()
@@ -111,8 +111,8 @@ def test_the_open_round_is_given_up_first(tmp_path):
     assert rows[2].model_in == rows[0].model_in
 
 
-def test_going_back_twice_is_going_back_once(tmp_path):
-    """The open round that followed the first time stays."""
+def test_a_repeated_rollback_changes_nothing(tmp_path):
+    """The round that opened after the first one stays."""
 
     async def scenario(federation, agents):
         client = Gated()
@@ -131,8 +131,8 @@ def test_going_back_twice_is_going_back_once(tmp_path):
     assert before == after
 
 
-def test_a_run_that_has_ended_comes_back_paused(tmp_path):
-    """Also after a restart; resumed, it does the rounds that it lacks."""
+def test_an_ended_run_is_paused_after_its_rollback(tmp_path):
+    """Also after a restart; resumed, it does the missing rounds."""
 
     async def scenario(federation, agents):
         run = await straight(federation, agents, ONE)
@@ -155,8 +155,8 @@ def test_a_run_that_has_ended_comes_back_paused(tmp_path):
     assert stands == [1, 4, 5]
 
 
-def test_privacy_that_was_spent_stays_spent(tmp_path):
-    """Every released model counts, also those that were undone: the budget has no more."""
+def test_undone_rounds_count_in_the_privacy_budget(tmp_path):
+    """Every released model counts, so the budget is used up."""
     private = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-3, "noise": "seed"}
 
     async def scenario(federation, agents):
@@ -165,14 +165,14 @@ def test_privacy_that_was_spent_stays_spent(tmp_path):
 
     row, rows = played(tmp_path, scenario)
     spent = [r.privacy["epsilon"] for r in rows if r.state == "committed"]
-    assert len(spent) == 3  # as many as the claim speaks of, the undone one included
+    assert len(spent) == 3  # as many as the claim allows, including the undone one
     assert spent == sorted(set(spent))
     assert spent[-1] == pytest.approx(row.privacy["epsilon"])
     assert row.state == "finished"
 
 
-def test_a_tree_of_noise_is_not_cut(tmp_path):
-    """Another branch would show a client's part under more noise than was accounted for."""
+def test_a_rollback_within_a_noise_tree_is_refused(tmp_path):
+    """Another branch would release a client's update under less noise than accounted for."""
     private = {
         "mechanism": "dp_ftrl", "clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-3,
         "restart_every": 4, "noise": "seed",
@@ -186,8 +186,8 @@ def test_a_tree_of_noise_is_not_cut(tmp_path):
     played(tmp_path, scenario)
 
 
-def test_what_a_client_remembers_of_undone_rounds_does_not_count(tmp_path):
-    """Its next task names the last round that still stands."""
+def test_memories_of_undone_rounds_are_not_used(tmp_path):
+    """The client's next task names its last round that is not undone."""
 
     async def scenario(federation, agents):
         client = Gated()

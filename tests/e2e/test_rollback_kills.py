@@ -1,4 +1,4 @@
-"""A server that is killed in the middle of a rollback: it was done, or it was not."""
+"""A server killed during a rollback: the rollback is complete, or not begun."""
 
 import os
 import signal
@@ -52,7 +52,7 @@ def fill(directory, tmp_path):
 
 
 def serve(directory, log, kill=""):
-    """A server process, ready to answer."""
+    """A server process that accepts requests."""
     environment = {**os.environ, "FEDLOOM_KILL": kill}
     command = [sys.executable, "-m", "fedloom.cli.main", "server", "run", "--plaintext-loopback"]
     process = subprocess.Popen(
@@ -70,8 +70,8 @@ def serve(directory, log, kill=""):
 
 
 @pytest.mark.parametrize(("place", "done"), [("rollback.before", False), ("rollback.after", True)])
-def test_a_kill_leaves_a_rollback_done_or_not(tmp_path, place, done):
-    """What the ledger says is what the run goes on from; asked again, it is done once."""
+def test_a_killed_rollback_is_complete_or_not_begun(tmp_path, place, done):
+    """The run continues from the ledger's state; a repeated request is done once."""
     directory = tmp_path / "state"
     directory.mkdir()
     digests = fill(directory, tmp_path)

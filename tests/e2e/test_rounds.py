@@ -1,4 +1,4 @@
-"""Rounds as clients and operators live them: late, lost, silent, paused, aborted, closed."""
+"""Rounds as seen by clients and operators: late, lost, silent, paused, aborted, closed."""
 
 import asyncio
 from dataclasses import replace
@@ -29,8 +29,8 @@ def counted(federation, run):
     return driver and (driver.plan.number, driver.engine.cohort.accepted)
 
 
-def test_a_round_is_the_weighted_mean_and_keeps_what_nobody_sent(tmp_path):
-    """Whole, sliced, masked and absent tensors are averaged over the weight that covered them."""
+def test_a_round_is_the_weighted_mean_of_covered_values(tmp_path):
+    """Whole, sliced, masked and absent tensors; uncovered values do not change."""
 
     class Slicer(Client):
         def train(self, params, task):
@@ -65,8 +65,8 @@ def test_a_round_is_the_weighted_mean_and_keeps_what_nobody_sent(tmp_path):
 @pytest.mark.parametrize(
     ("weighting", "wanted"), [("examples", 2.5), ("uniform", 2.0), ("client", 1.2)]
 )
-def test_the_weight_is_what_the_run_says(tmp_path, weighting, wanted):
-    """Examples, equal shares or the client's own word decide how much an update counts."""
+def test_the_run_determines_the_weights(tmp_path, weighting, wanted):
+    """By examples, uniform, or set by the client."""
 
     class Weighted(Adder):
         def train(self, params, task):
@@ -85,8 +85,8 @@ def test_the_weight_is_what_the_run_says(tmp_path, weighting, wanted):
     played(tmp_path, scenario)
 
 
-def test_transfers_in_chunks_of_their_own_choice_give_the_same_mean(tmp_path):
-    """With "auto" on both sides sizes change on the way, and the bytes are what they were."""
+def test_automatic_chunk_sizes_give_the_same_mean(tmp_path):
+    """With "auto" on both sides the sizes change during the transfer."""
 
     async def scenario(federation, agents):
         start = {"w": np.arange(4_500_000, dtype=np.float32)}  # 18 MB: longer than a trial
@@ -102,8 +102,8 @@ def test_transfers_in_chunks_of_their_own_choice_give_the_same_mean(tmp_path):
     played(tmp_path, scenario, chunk_bytes='"auto"')
 
 
-def test_a_late_client_is_told_that_the_round_has_closed(tmp_path):
-    """The goal closes the round; the slow one's task is withdrawn and the next round takes it."""
+def test_the_task_of_a_late_client_is_withdrawn(tmp_path):
+    """The goal closes the round; the late client takes part in the next one."""
 
     async def scenario(federation, agents):
         slow = Held(step=100.0)
@@ -119,8 +119,8 @@ def test_a_late_client_is_told_that_the_round_has_closed(tmp_path):
     played(tmp_path, scenario)
 
 
-def test_a_silent_client_costs_the_deadline_and_no_more(tmp_path):
-    """At the deadline a quorum commits what came, and less than a quorum abandons the round."""
+def test_a_silent_client_delays_a_round_until_its_deadline(tmp_path):
+    """Then a quorum commits the received updates; without a quorum the round is abandoned."""
 
     async def scenario(federation, agents):
         await agents.start("silent", Held())
@@ -147,8 +147,8 @@ def test_a_silent_client_costs_the_deadline_and_no_more(tmp_path):
     played(tmp_path, scenario)
 
 
-def test_a_lost_client_is_replaced_when_patience_ends(tmp_path):
-    """Another idle client takes the place of one that went away and did not come back."""
+def test_a_lost_client_is_replaced_after_its_grace_period(tmp_path):
+    """By an idle client."""
 
     async def scenario(federation, agents):
         names = ["a", "b", "c"]
@@ -173,7 +173,7 @@ def test_a_lost_client_is_replaced_when_patience_ends(tmp_path):
 
 
 def test_a_client_that_raises_is_replaced_or_left_out(tmp_path):
-    """An exception in the author's code ends that client's part and nobody else's."""
+    """An exception in training code ends only that client's task."""
 
     class Broken(Client):
         def train(self, params, task):
@@ -201,7 +201,7 @@ def test_a_client_that_raises_is_replaced_or_left_out(tmp_path):
 
 
 def test_pause_holds_a_round_and_resume_lets_it_close(tmp_path):
-    """In a pause updates still count, but nothing closes and no deadline passes."""
+    """During a pause updates count, but the round does not close and no deadline passes."""
 
     async def scenario(federation, agents):
         held = Held()
@@ -224,7 +224,7 @@ def test_pause_holds_a_round_and_resume_lets_it_close(tmp_path):
 
 
 def test_an_operator_aborts_closes_extends_and_stops(tmp_path):
-    """Each command does what it says, and says why where it cannot."""
+    """An impossible command is refused with the reason."""
 
     async def scenario(federation, agents):
         command = federation.server.runs.command
@@ -264,7 +264,7 @@ def test_an_operator_aborts_closes_extends_and_stops(tmp_path):
 
 
 def test_a_paused_run_stays_paused_over_a_restart(tmp_path):
-    """What an operator said outlives the server, and the open round goes on from its updates."""
+    """The open round continues from its updates."""
 
     async def scenario(federation, agents):
         held, fast = Held(2.0), Adder(4.0)
@@ -288,7 +288,7 @@ def test_a_paused_run_stays_paused_over_a_restart(tmp_path):
 
 
 def test_two_runs_share_a_fleet(tmp_path):
-    """A client works for one run at a time, and both runs end."""
+    """A client works for one run at a time, and both runs finish."""
 
     async def scenario(federation, agents):
         for name in ("a", "b", "c"):
@@ -304,8 +304,8 @@ def test_two_runs_share_a_fleet(tmp_path):
     played(tmp_path, scenario)
 
 
-def test_server_optimizers_and_client_rules_travel(tmp_path):
-    """FedAdam with FedProx runs over the wire: state survives between rounds, the rule arrives."""
+def test_server_optimizers_and_client_rules_work_over_the_wire(tmp_path):
+    """FedAdam with FedProx: the state is kept between rounds, and the client gets the rule."""
     seen = []
 
     class Curious(Adder):
@@ -337,8 +337,8 @@ def test_server_optimizers_and_client_rules_travel(tmp_path):
     played(tmp_path, scenario)
 
 
-def test_evaluation_rides_along_and_ends_the_run(tmp_path):
-    """Each received model is evaluated before training, the last one in a round of its own."""
+def test_models_are_evaluated_before_training_and_at_the_end(tmp_path):
+    """The last model is evaluated in a separate round."""
 
     class Judge(Adder):
         def evaluate(self, params, task):
@@ -363,8 +363,8 @@ def test_evaluation_rides_along_and_ends_the_run(tmp_path):
 
 
 @pytest.mark.long
-def test_certificates_renew_themselves_and_work_goes_on(tmp_path):
-    """A certificate of some seconds is renewed at two thirds of its life, over and over."""
+def test_certificates_are_renewed_during_a_run(tmp_path):
+    """A certificate of some seconds is renewed at two thirds of its life, repeatedly."""
 
     async def scenario(federation, agents):
         object.__setattr__(federation.contexts.config, "client_certificate_s", 15.0)
@@ -389,8 +389,8 @@ def test_certificates_renew_themselves_and_work_goes_on(tmp_path):
     played(tmp_path, scenario)
 
 
-def test_a_renewed_issuing_authority_turns_nobody_away(tmp_path):
-    """Clients send their leaf alone: those of the old authority and of the new one both attend."""
+def test_clients_connect_after_a_renewal_of_the_issuing_authority(tmp_path):
+    """Clients send only their leaf; those of the old and the new authority are accepted."""
 
     async def scenario(federation, agents):
         authority = federation.server.authority
@@ -409,7 +409,7 @@ def test_a_renewed_issuing_authority_turns_nobody_away(tmp_path):
 
 
 def test_a_revoked_agent_ends_with_the_reason(tmp_path):
-    """Revocation reaches a live agent, which stops for good rather than try again."""
+    """The agent stops and does not reconnect."""
 
     async def scenario(federation, agents):
         await agents.start("a", Adder())

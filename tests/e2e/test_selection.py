@@ -1,4 +1,4 @@
-"""A server that is restarted selects by what it knew: its ledger tells it again."""
+"""A restarted server selects clients by the history in its ledger."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ ROUNDS = 40
 
 
 class Learner(Client):
-    """Reports a loss of its own that falls with every round that it takes part in."""
+    """Reports a loss that falls with every round in which it takes part."""
 
     def __init__(self, number):
         self.number = number
@@ -29,8 +29,8 @@ class Learner(Client):
 
 
 @pytest.mark.long
-def test_every_cohort_follows_from_the_rounds_before_over_a_restart(tmp_path):
-    """Each round's cohort is what the policy draws from the committed rounds in the ledger."""
+def test_every_cohort_follows_from_the_committed_rounds(tmp_path):
+    """Each cohort is the policy's draw for the committed rounds, also after a restart."""
     policy = PowerOfChoice(choices=2.0)
 
     def committed(federation, run):

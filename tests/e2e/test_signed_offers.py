@@ -1,7 +1,7 @@
-"""Real agents take a real server's offers only under the federation's signature.
+"""Real agents accept offers only with the federation's signature.
 
-Each time somebody tampers with one offer; the agent refuses it, tells the server why on the stream
-that it has, and takes part in the next, honest round.
+Each test changes one offer. The agent refuses it, reports the reason on its stream, and takes
+part in the next, honest round.
 """
 
 import logging
@@ -91,10 +91,8 @@ TAMPERED = {
 
 
 @pytest.mark.parametrize("change", TAMPERED, ids=lambda change: change.__name__)
-def test_a_tampered_offer_is_refused_and_the_agent_goes_on(
-    runner, federation, tmp_path, caplog, change
-):
-    """Nothing is trained; the ledger has the reason; the next round has the agent in it."""
+def test_a_tampered_offer_is_refused(runner, federation, tmp_path, caplog, change):
+    """Nothing is trained; the ledger has the reason; the agent takes part in the next round."""
     caplog.set_level(logging.WARNING, "fedloom.client")
     trained = []
 
@@ -118,8 +116,8 @@ def test_a_tampered_offer_is_refused_and_the_agent_goes_on(
     runner.run(main())
 
 
-def test_an_old_offer_that_is_played_back_does_nothing(runner, federation, tmp_path, caplog):
-    """Byte for byte, of a round that was answered; and also to an agent that was restarted."""
+def test_a_replayed_offer_is_refused(runner, federation, tmp_path, caplog):
+    """The exact bytes of an answered round, also after a restart of the agent."""
 
     async def main():
         async with scene(federation, tmp_path, "device") as s:
@@ -143,7 +141,7 @@ def test_an_old_offer_that_is_played_back_does_nothing(runner, federation, tmp_p
 
 
 def test_agents_follow_a_rotated_key_online_and_offline(runner, federation, tmp_path):
-    """One attends, one is away for two rotations; a stranger's key convinces neither."""
+    """One is connected, one misses two rotations; both refuse a foreign key."""
 
     async def main():
         async with scene(federation, tmp_path, "device") as s:
@@ -170,8 +168,8 @@ def test_agents_follow_a_rotated_key_online_and_offline(runner, federation, tmp_
     runner.run(main())
 
 
-def test_a_device_that_was_enrolled_before_learns_the_key_once(runner, federation, tmp_path):
-    """Its state has none: a renewed certificate brings it, before anything is taken."""
+def test_a_device_enrolled_before_signatures_learns_the_key(runner, federation, tmp_path):
+    """From a renewed certificate, before it accepts any offer."""
 
     async def main():
         async with scene(federation, tmp_path, "device") as s:
@@ -187,10 +185,8 @@ def test_a_device_that_was_enrolled_before_learns_the_key_once(runner, federatio
     runner.run(main())
 
 
-def test_a_server_of_before_signatures_is_told_apart_and_left_alone(
-    runner, federation, tmp_path, monkeypatch
-):
-    """Both sides say which versions they speak: nobody goes back to unsigned offers."""
+def test_a_server_without_signatures_is_refused(runner, federation, tmp_path, monkeypatch):
+    """Both sides name their versions; there is no fallback to unsigned offers."""
     agents = Agents(federation, tmp_path)
     runner.run(agents.enrol("modern"))
     monkeypatch.setattr("fedloom.server.fleet.calls.PROTOCOL_VERSIONS", (1,))

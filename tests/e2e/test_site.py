@@ -1,4 +1,4 @@
-"""A site of two real ranks in rounds of a real server: one client, that fails plainly."""
+"""A site of two ranks in rounds of a real server: the server sees one client."""
 
 import asyncio
 import re
@@ -21,7 +21,7 @@ TRAIN = {"epochs": 2, "batch_size": 10, "learning_rate": 0.1}
 
 
 def play(tmp_path, scenario):
-    """Run a scenario against a server of its own."""
+    """Run a scenario against a separate server."""
 
     async def main():
         (tmp_path / "server").mkdir()
@@ -39,12 +39,12 @@ def play(tmp_path, scenario):
 
 
 async def start(federation, agents, *, enrolled=False, size=2, **environment):
-    """Enrol a site, start its ranks and wait until it attends; the ranks."""
+    """Enrol a site, start its ranks and wait until it is connected; returns the ranks."""
     if not enrolled:
         await agents.enrol("site")
     config = agents.directory / "site" / "client.toml"
     run = ("-m", "fedloom.cli.main", "client", "run", f"{CODE}:client", "--config", config)
-    # The others must not need what rank 0 needs: they get the path of nothing.
+    # Only rank 0 needs the settings: the others get the path of a missing file.
     others = (*run[:-1], agents.directory / "nothing.toml")
     ranks = site.start_each([run, *[others] * (size - 1)], environment=environment)
     fleet = federation.contexts.fleet
@@ -56,7 +56,7 @@ async def start(federation, agents, *, enrolled=False, size=2, **environment):
 
 
 async def finished(federation, run):
-    """Wait until a run needs nobody any more: ranks on a busy machine take a while."""
+    """Wait until a run has ended; ranks on a busy machine take a while."""
     async with asyncio.timeout(site.PATIENCE_S):
         while federation.server.runs.get(run) is not None:
             await asyncio.sleep(0.01)
@@ -64,7 +64,7 @@ async def finished(federation, run):
 
 
 async def ended(ranks):
-    """Exit codes and outputs, without holding the server up."""
+    """Exit codes and outputs, without blocking the server's event loop."""
     return await asyncio.to_thread(site.finish, ranks)
 
 
@@ -73,8 +73,8 @@ def initial():
 
 
 @pytest.mark.long
-def test_a_site_in_a_round_is_the_client_that_one_process_would_be(tmp_path):
-    """Trained and evaluated by two ranks over a real server: equal to 1e-5; SIGTERM ends both."""
+def test_a_site_gives_the_results_of_one_process(tmp_path):
+    """Training and evaluation by two ranks are equal to 1e-5; SIGTERM ends both."""
 
     async def scenario(federation, agents):
         ranks = await start(federation, agents)
@@ -112,11 +112,11 @@ def test_a_site_in_a_round_is_the_client_that_one_process_would_be(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["die", "hang"])
-def test_a_rank_that_is_lost_fails_the_task_and_ends_the_site(tmp_path, fault):
-    """The server hears a sentence, and every process ends, so that a launcher can start it anew."""
+def test_a_lost_rank_fails_the_task_and_ends_the_site(tmp_path, fault):
+    """The server gets the reason; every process ends, so that a launcher can restart the site."""
 
     async def scenario(federation, agents):
-        # Also the longest that one may start after the other.
+        # It also limits the time between the starts of the ranks.
         ranks = await start(federation, agents, FAULT=fault, FEDLOOM_SITE_TIMEOUT_S="20")
         cohort = {"goal": 1, "quorum": 1, "deadline_s": 60.0}
         run = await submit(federation, initial(), cohort=cohort, train=TRAIN)
@@ -137,8 +137,8 @@ def test_a_rank_that_is_lost_fails_the_task_and_ends_the_site(tmp_path, fault):
 
 
 @pytest.mark.long
-def test_a_site_that_is_killed_as_a_whole_goes_on_where_it_was(tmp_path):
-    """By SIGKILL, all ranks at once: no epoch is trained twice, and the model has the same bits."""
+def test_a_killed_site_resumes_from_its_checkpoint(tmp_path):
+    """After SIGKILL of all ranks no epoch is trained twice; the model has the same bits."""
 
     async def scenario(federation, agents):
         begun = tmp_path / "begun"
@@ -175,8 +175,8 @@ def test_a_site_that_is_killed_as_a_whole_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.long
-def test_the_loss_of_rank_0_ends_the_others_with_a_sentence(tmp_path):
-    """In the middle of a training, and at once: nobody waits for a timeout."""
+def test_the_loss_of_rank_0_ends_the_others_with_an_error(tmp_path):
+    """During a training, without waiting for a timeout."""
 
     async def scenario(federation, agents):
         begun = tmp_path / "begun"
@@ -193,8 +193,8 @@ def test_the_loss_of_rank_0_ends_the_others_with_a_sentence(tmp_path):
 
 
 @pytest.mark.long
-def test_a_batch_that_ranks_cannot_share_is_refused_in_words(tmp_path):
-    """The operator reads what to set; the next run of the same site succeeds."""
+def test_a_batch_that_ranks_cannot_share_is_refused(tmp_path):
+    """The error names the setting; the next run of the same site succeeds."""
 
     async def scenario(federation, agents):
         ranks = await start(federation, agents)
@@ -223,7 +223,7 @@ def test_a_batch_that_ranks_cannot_share_is_refused_in_words(tmp_path):
 
 @pytest.mark.long
 def test_a_stop_signal_ends_the_step_on_all_ranks(tmp_path):
-    """In the middle of a long training every rank leaves with exit code 0, and nothing is sent."""
+    """During a training every rank ends with exit code 0, and nothing is sent."""
 
     async def scenario(federation, agents):
         begun = tmp_path / "begun"
@@ -242,7 +242,7 @@ def test_a_stop_signal_ends_the_step_on_all_ranks(tmp_path):
 
 
 @pytest.mark.long
-def test_torchrun_starts_a_site_and_starts_it_again(tmp_path):
+def test_torchrun_starts_and_restarts_a_site(tmp_path):
     """The documented command line; a lost rank costs a task, not the site."""
 
     async def scenario(federation, agents):
@@ -272,8 +272,8 @@ def test_torchrun_starts_a_site_and_starts_it_again(tmp_path):
                 return ledger.run(run).state == "finished"
 
             await until(lambda: failed() or finished())
-            if failed():  # else torchrun ended rank 0 before it could say so
-                # Nobody else takes the place, and a site that is about to end declines.
+            if failed():  # else torchrun ended rank 0 before it could report
+                # No other client takes the place, and a site that is about to end declines.
                 await until(lambda: fleet.get("site") not in (None, before))
                 pass_deadline(federation, run)
             await until(finished)
@@ -285,7 +285,7 @@ def test_torchrun_starts_a_site_and_starts_it_again(tmp_path):
 
 
 async def stopped(launched):
-    """End what torchrun started; what it printed."""
+    """End the processes that torchrun started; returns their output."""
     if launched.poll() is None:
         launched.send_signal(signal.SIGTERM)
     return (await ended([launched]))[1][0]

@@ -1,4 +1,4 @@
-"""Traces of rounds, over processes, as a collector sees them."""
+"""Traces of rounds over several processes, as a collector receives them."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ def _process(path, endpoint):
 
 @pytest.fixture(scope="module")
 def collector(tmp_path_factory):
-    """What came of two rounds of a server, with two clients in processes of their own."""
+    """The spans of two rounds of a server with two client processes."""
     directory = tmp_path_factory.mktemp("traces")
     (directory / "server").mkdir()
 
@@ -80,7 +80,7 @@ def collector(tmp_path_factory):
 
 
 def test_a_round_is_a_tree_from_offer_to_commit(collector):
-    """Each span hangs where it happened, across the processes, and there are no loose ends."""
+    """Each span has its parent, also across processes."""
     paths = {name: {tuple(collector.path(span)) for span in collector.of(name)}
              for name in {span.name for span in collector.spans}}  # fmt: skip
     task = ("round", "offer", "task")
@@ -103,8 +103,8 @@ def test_a_round_is_a_tree_from_offer_to_commit(collector):
     assert not [span for span in collector.spans if span.error]
 
 
-def test_each_round_is_a_trace_of_its_own(collector):
-    """With its number, its outcome, and its clients on the spans that are of one."""
+def test_each_round_is_a_separate_trace(collector):
+    """With number and outcome, and the client's name on spans of a client."""
     rounds = {span.trace: span for span in collector.of("round")}
     assert sorted(span.attributes["fedloom.round"] for span in rounds.values()) == [1, 2]
     for span in rounds.values():
@@ -120,8 +120,8 @@ def test_each_round_is_a_trace_of_its_own(collector):
         assert offered == {"a", "b"}
 
 
-def test_spans_say_which_side_they_are_of(collector):
-    """What the device does is the device's, though it is in the server's trace."""
+def test_spans_name_their_service(collector):
+    """Spans of the device belong to the client, in the server's trace."""
     sides = {span.name: span.service for span in collector.spans}
     of_clients = {name for name, service in sides.items() if service == "fedloom-client"}
     assert of_clients == {"task", "download", "train", "upload"}
@@ -129,7 +129,7 @@ def test_spans_say_which_side_they_are_of(collector):
 
 
 def test_a_refusal_and_a_failure_are_errors_of_their_spans(tmp_path):
-    """By code, and without what the training said."""
+    """With the code, and without the text of the training's error."""
 
     class Broken(Adder):
         def train(self, params, task):
@@ -162,8 +162,8 @@ def test_a_refusal_and_a_failure_are_errors_of_their_spans(tmp_path):
     assert collector.path(collector.of("train")[0]) == ["round", "offer", "task", "train"]
 
 
-def test_a_collector_that_is_away_delays_nothing(tmp_path):
-    """Spans are lost, the round is not."""
+def test_an_unreachable_collector_delays_nothing(tmp_path):
+    """Spans are lost; the round is not."""
 
     async def play():
         (tmp_path / "server").mkdir()
@@ -183,8 +183,7 @@ def test_a_collector_that_is_away_delays_nothing(tmp_path):
     asyncio.run(play())
 
 
-def test_without_an_endpoint_nothing_of_it_is_loaded():
-    """A device that tells nobody pays nothing."""
+def test_without_an_endpoint_opentelemetry_is_not_imported():
     code = (
         "import sys, fedloom.server.context, fedloom.client.agent.agent\n"
         "from fedloom.protocol.tracing import tracer\n"
@@ -195,8 +194,8 @@ def test_without_an_endpoint_nothing_of_it_is_loaded():
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4318", "grpc://a:4317", "file:///x"])
-def test_an_endpoint_is_a_url(tmp_path, endpoint):
-    """On both sides, and said by name."""
+def test_an_endpoint_must_be_a_url(tmp_path, endpoint):
+    """On both sides; the error names the setting."""
     path = tmp_path / "client.toml"
     path.write_text(f'server = "a:1"\nstate_dir = "x"\n[tracing]\nendpoint = "{endpoint}"\n')
     with pytest.raises(UsageError, match="endpoint"):
@@ -214,13 +213,13 @@ TRACE = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
     ["", None, b"x", "00-" + "0" * 32 + "-" + "2" * 16 + "-01", TRACE + "x", TRACE.upper() + "A",
      TRACE.replace("00-", "ff-"), TRACE + "\n"],
 )  # fmt: skip
-def test_a_traceparent_that_is_none_is_nothing(sent):
-    """It comes from the other side, which may send anything."""
+def test_an_invalid_traceparent_is_ignored(sent):
+    """The peer may send any bytes."""
     assert tracing.checked(sent) == ""
 
 
-def test_a_client_writes_into_no_other_trace():
-    """An update's span is of its round's trace, or of none that the client names."""
+def test_a_client_cannot_write_into_another_trace():
+    """The span of an update belongs to the trace of its round, or has no parent."""
     other = TRACE.replace("1" * 32, "3" * 32)
     assert tracing.checked(TRACE, within=TRACE) == TRACE
     assert tracing.checked(other, within=TRACE) == ""

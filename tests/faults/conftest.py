@@ -7,7 +7,7 @@ EVERY = "FEDLOOM_TEST_FAULTS"
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave these tests out unless the environment asks for them."""
+    """Skip these tests unless the environment requests them."""
     if os.environ.get(EVERY):
         return
     here = Path(__file__).parent

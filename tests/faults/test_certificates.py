@@ -1,4 +1,4 @@
-"""A certificate that ended while the device was off, and clocks that are wrong."""
+"""Certificates that expired while the device was off, and wrong clocks."""
 
 import shutil
 import signal
@@ -18,7 +18,7 @@ NAMES = ("ann", "bob")
 
 
 def _round(stage, seed):
-    """A run of two rounds, with both devices in both."""
+    """A run of two rounds with both devices in each."""
     initial = model(1000, seed)
     run = stage.submit(initial)
     stage.finished(run)
@@ -27,14 +27,14 @@ def _round(stage, seed):
 
 @pytest.fixture
 def stage(tmp_path):
-    """A server, and bob who is always there."""
+    """A server and bob, who is always connected."""
     with Stage(tmp_path, ("bob",)) as stage:
         stage.start("bob")
         yield stage
 
 
 def _enrol(stage, *, life_s, age_s):
-    """Let ann have had a certificate for so long."""
+    """Enrol ann with a certificate of this age."""
     stage.enrol(["ann"], life_s, datetime.now(UTC) - timedelta(seconds=age_s))
     stage.point("ann", stage.config.fleet, enrolment=stage.config.enrolment)
 
@@ -49,7 +49,7 @@ def _enrol(stage, *, life_s, age_s):
     ],
 )
 def test_a_certificate_is_renewed_late(stage, life_s, age_s, said):
-    """Off past two thirds, near the end, and past it: the device renews, and takes part."""
+    """Past two thirds of its life, near its expiry and after it: the device takes part."""
     _enrol(stage, life_s=life_s, age_s=age_s)
     ann = stage.start("ann")
     stage.online(2)
@@ -57,8 +57,8 @@ def test_a_certificate_is_renewed_late(stage, life_s, age_s, said):
     _round(stage, 1)
 
 
-def test_a_certificate_that_ended_too_long_ago_needs_a_token(stage):
-    """Past the grace the device ends, and says what to do; the server has it on record."""
+def test_a_certificate_past_the_grace_period_needs_a_token(stage):
+    """The agent ends and names the remedy; the ledger has the refusal."""
     _enrol(stage, life_s=DAY_S, age_s=8.1 * DAY_S)
     ann = stage.start("ann")
     assert ann.process.wait(PATIENCE_S) == 1
@@ -69,8 +69,8 @@ def test_a_certificate_that_ended_too_long_ago_needs_a_token(stage):
     assert (newest.code, newest.client) == (Code.EXPIRED, "ann")
 
 
-def test_an_agent_killed_between_the_issue_and_its_disk_renews_again(stage):
-    """At both places, in turn: what it has is whole, and the third time it comes in."""
+def test_an_agent_killed_before_it_stored_its_certificate_renews_again(stage):
+    """Killed at each of two places; then it connects."""
     _enrol(stage, life_s=DAY_S, age_s=DAY_S + 60.0)
     for place in ("client.renew.issued", "client.identity.root"):
         stage.start("ann", FEDLOOM_KILL=place)
@@ -81,7 +81,7 @@ def test_an_agent_killed_between_the_issue_and_its_disk_renews_again(stage):
 
 
 def test_the_enrolment_port_may_open_later(stage):
-    """Nobody answers there at first: the device waits, and is in once somebody does."""
+    """The device retries until the server runs."""
     _enrol(stage, life_s=DAY_S, age_s=DAY_S + 60.0)
     stage.stop_server(signal.SIGKILL)
     ann = stage.start("ann")
@@ -99,8 +99,8 @@ needs_faketime = pytest.mark.skipif(
 @needs_faketime
 @pytest.mark.parametrize("offset", ["-1h", "+1h", "-23h"])
 @pytest.mark.parametrize("life_s", [1800.0, 7 * DAY_S], ids=["half an hour", "a week"])
-def test_a_clock_that_is_wrong_changes_nothing(stage, offset, life_s):
-    """An hour late or early, with certificates that end before or after that hour."""
+def test_a_wrong_clock_changes_nothing(stage, offset, life_s):
+    """Hours late or early, with certificates shorter and longer than that."""
     _enrol(stage, life_s=life_s, age_s=0.0)
     ann = stage.start("ann", before=["faketime", "-f", offset])
     stage.online(2)
@@ -113,8 +113,8 @@ def test_a_clock_that_is_wrong_changes_nothing(stage, offset, life_s):
 
 
 @needs_faketime
-def test_a_device_that_begins_in_1970_comes_in_when_its_clock_is_set(stage, tmp_path):
-    """Without a clock of its own it does not trust the server yet, and tries on."""
+def test_a_device_without_a_clock_connects_after_its_clock_is_set(stage, tmp_path):
+    """In 1970 it does not trust the server's certificate, and retries."""
     _enrol(stage, life_s=DAY_S, age_s=0.0)
     clock = tmp_path / "clock"
     clock.write_text("@1970-01-02 00:00:00\n")

@@ -1,4 +1,4 @@
-"""A transfer that is cut goes on where it stopped, and what was sent counts once."""
+"""A transfer that is cut resumes where it stopped, and its update counts once."""
 
 import signal
 
@@ -29,7 +29,7 @@ def stage(tmp_path_factory):
 
 
 def _play(stage, seed, **cut):
-    """Two rounds, the first with a cut; returns the bytes that passed the relay each way."""
+    """Two rounds, the first with a cut; returns the bytes that passed the relay, up and down."""
     before = dict(stage.relay.passed)
     if cut:
         stage.relay.cut_after(**cut)
@@ -41,8 +41,8 @@ def _play(stage, seed, **cut):
 
 
 @pytest.mark.parametrize(("direction", "share"), CASES)
-def test_a_cut_transfer_goes_on_where_it_stopped(stage, direction, share):
-    """After a reset in the middle, less than two chunks pass once more."""
+def test_a_cut_transfer_resumes_where_it_stopped(stage, direction, share):
+    """After a reset, less than two chunks are sent again."""
     connections = stage.relay.connections
     size = int(share * MODEL_BYTES)
     seed = 10 * size + (direction == "up")
@@ -56,7 +56,7 @@ def test_a_cut_transfer_goes_on_where_it_stopped(stage, direction, share):
 
 
 def test_an_update_whose_acknowledgement_was_lost_is_acknowledged_again(stage):
-    """The whole body came and counted; the device does not know, asks, and sends none of it."""
+    """The whole update has arrived; the device asks again and sends no part of the body."""
     initial = model(MODEL_BYTES, seed=7)
     before, connections = stage.relay.passed["up"], stage.relay.connections
     stage.relay.cut_after("up", MODEL_BYTES - CHUNK_BYTES // 2, how="mute")
@@ -73,8 +73,8 @@ def test_an_update_whose_acknowledgement_was_lost_is_acknowledged_again(stage):
     assert stage.relay.passed["up"] - before < MODEL_BYTES + CHUNK_BYTES
 
 
-def test_a_device_that_comes_back_is_not_kept_out_by_its_own_dead_upload(stage):
-    """The server has not noticed that the old one is dead; the new one goes on from its bytes."""
+def test_a_dead_upload_does_not_block_the_next_one(stage):
+    """The server has not noticed the loss; the new upload continues after the received bytes."""
     initial = model(MODEL_BYTES, seed=8)
     before = stage.relay.passed["up"]
     stage.relay.cut_after("up", MODEL_BYTES // 2, how="silent")
@@ -82,6 +82,6 @@ def test_a_device_that_comes_back_is_not_kept_out_by_its_own_dead_upload(stage):
     wait(lambda: stage.relay.has_cut, "the middle of the upload")
     stage.end("shaky", signal.SIGKILL)
     stage.start("shaky")
-    stage.finished(run, 50.0)  # less than the server waits for the old one's bytes
+    stage.finished(run, 50.0)  # less than the server waits for the old upload's bytes
     assert stage.judge(run, initial) == [sorted(NAMES)] * 2
     assert stage.relay.passed["up"] - before - stage.clean["up"] < 2 * CHUNK_BYTES

@@ -1,4 +1,4 @@
-"""A disk that is full, on a device or on the server, costs a round its update and nothing else."""
+"""A full disk of a device or the server costs at most the update of a round."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ MODEL_BYTES = 1 << 20
 
 @contextmanager
 def small_disk(path, size_mb):
-    """A file system of a few megabytes in place of a folder."""
+    """Mount a file system of a few megabytes on a folder."""
     path.mkdir(exist_ok=True)
     options = ["-t", "tmpfs", "-o", f"size={size_mb}m,mode=700", "none", str(path)]
     subprocess.run(["mount", *options], check=True)
@@ -41,7 +41,7 @@ def small_disk(path, size_mb):
 
 
 def fill(folder, leave_bytes=0):
-    """Use up a disk, to the last bytes but some."""
+    """Fill a disk except for some bytes."""
     path = folder / "filler"
     handle = os.open(path, os.O_WRONLY | os.O_CREAT)
     with suppress(OSError):
@@ -55,7 +55,7 @@ def fill(folder, leave_bytes=0):
 
 @pytest.fixture
 def stage(tmp_path):
-    """A server, bob with room, and ann whose state is on a small disk."""
+    """A server, bob with space, and ann whose state is on a small disk."""
     folder = tmp_path / "stage" / "ann" / "client-state"
     folder.mkdir(parents=True)
     with small_disk(folder, 12), Stage(tmp_path / "stage", NAMES) as stage:
@@ -70,8 +70,8 @@ def stage(tmp_path):
     [0, MODEL_BYTES // 2, MODEL_BYTES + 64 * 1024],
     ids=["nothing fits", "half a model fits", "the model fits, the update does not"],
 )
-def test_a_device_with_a_full_disk_gives_up_its_round_and_takes_the_next(stage, leave_bytes):
-    """It says why and stays; with room again it takes part, on the bits of both."""
+def test_a_device_with_a_full_disk_fails_its_round_and_does_the_next(stage, leave_bytes):
+    """It reports the reason and stays connected; with free space it takes part again."""
     filler = fill(stage.devices["ann"].state, leave_bytes)
     initial = model(MODEL_BYTES, seed=1)
     run = stage.submit(initial, rounds=1, cohort=COHORT)
@@ -88,8 +88,8 @@ def test_a_device_with_a_full_disk_gives_up_its_round_and_takes_the_next(stage, 
     assert stage.judge(run, second) == [sorted(NAMES)] * 2
 
 
-def test_a_device_that_starts_with_a_full_disk_comes_in(stage):
-    """Killed, the disk filled to the last byte, started: it attends, and mends itself with room."""
+def test_a_device_starts_and_connects_with_a_full_disk(stage):
+    """Killed, restarted on a full disk, and recovered with free space."""
     stage.end("ann")
     filler = fill(stage.devices["ann"].state)
     stage.start("ann")
@@ -104,8 +104,8 @@ def test_a_device_that_starts_with_a_full_disk_comes_in(stage):
     assert stage.judge(run, second) == [sorted(NAMES)] * 2
 
 
-def test_a_full_disk_does_not_fill_up_with_what_nobody_wants(stage):
-    """Parts of models that were given up make room for the next one."""
+def test_a_full_disk_drops_outdated_partial_downloads(stage):
+    """They make space for the next model."""
     ann = stage.devices["ann"]
     filler = fill(ann.state, MODEL_BYTES // 2)
     for seed in (5, 6, 7):
@@ -116,14 +116,14 @@ def test_a_full_disk_does_not_fill_up_with_what_nobody_wants(stage):
     filler.unlink()
 
 
-def test_a_certificate_is_renewed_when_there_is_room_again(tmp_path):
-    """Due while the disk is full: nothing is issued in vain, and with room it is renewed."""
+def test_a_certificate_is_renewed_when_the_disk_has_space_again(tmp_path):
+    """While the disk is full, no certificate is requested."""
     folder = tmp_path / "stage" / "ann" / "client-state"
     folder.mkdir(parents=True)
     with small_disk(folder, 2), Stage(tmp_path / "stage", ("bob",)) as stage:
         stage.start("bob")
         stage.online(1)
-        stage.enrol(["ann"], 60.0, datetime.now(UTC))  # due in 40 s: it is up by then
+        stage.enrol(["ann"], 60.0, datetime.now(UTC))  # due in 40 s: the agent has started by then
         ann = stage.start("ann")
         stage.online(2)
         filler = fill(ann.state)
@@ -139,7 +139,7 @@ def test_a_certificate_is_renewed_when_there_is_room_again(tmp_path):
 
 
 def test_a_server_with_a_full_disk_waits_and_loses_nothing(tmp_path):
-    """Its disk is full in the middle of a run: devices wait with their updates, then all count."""
+    """Its disk fills during a run: devices keep their updates, and all count later."""
     folder = tmp_path / "stage" / "server"
     folder.mkdir(parents=True)
     with small_disk(folder, 24), Stage(tmp_path / "stage", NAMES) as stage:

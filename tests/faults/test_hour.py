@@ -21,7 +21,7 @@ FAST = ("faketime", "-f", f"+0 x{SPEED}")
 
 
 def test_a_device_that_was_offline_for_an_hour_is_in_the_next_round(tmp_path):
-    """The round goes on without it; an hour later it is back within minutes, and counts again."""
+    """The round continues without it; it reconnects within minutes, and its updates count."""
     cohort = {"goal": 2, "quorum": 1, "deadline_s": 3000.0, "patience_s": 300.0}
     with Field(tmp_path, seed=6, fast=FAST, reconnect_s=60.0) as field:
         stage, log = field.stage, field.stage.devices["far"].log

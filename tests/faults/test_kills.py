@@ -1,4 +1,4 @@
-"""An agent that is killed, wherever, comes back and takes part; what it had made counts once."""
+"""A killed agent restarts and takes part; a finished update counts once."""
 
 import signal
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.e2e
 
 NAMES = ("ann", "bob")
 PLACES = {
-    # place: how often ann crosses it before she dies there
+    # place: how often ann crosses it before the kill
     "client.download.chunk": 2,
     "client.download.whole": 1,
     "client.train.before": 1,
@@ -32,7 +32,7 @@ def stage(tmp_path_factory):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_killed_agent_takes_part_in_this_round_and_the_next(stage, place):
-    """SIGKILL at a named place: both rounds have both updates, and the algebra's bits."""
+    """SIGKILL at a named place: both rounds have both updates and the computed bits."""
     initial = model(3 << 20, seed=len(place) + sorted(PLACES).index(place) * 100)
     stage.start("ann", FEDLOOM_KILL=f"{place}:{PLACES[place]}")
     stage.online(2)
@@ -45,7 +45,7 @@ def test_a_killed_agent_takes_part_in_this_round_and_the_next(stage, place):
 
 
 def test_an_agent_killed_in_training_trains_again(stage):
-    """SIGKILL while the author's code runs."""
+    """SIGKILL during the training code."""
     initial = model(1000, seed=5)
     stage.start("ann")
     stage.online(2)
@@ -58,8 +58,8 @@ def test_an_agent_killed_in_training_trains_again(stage):
     stage.end("ann")
 
 
-def test_an_update_of_a_round_that_has_closed_counts_nowhere(stage):
-    """Killed with its update made, the agent is back too late for it and in time for the next."""
+def test_an_update_of_a_closed_round_does_not_count(stage):
+    """The agent is killed after it made the update, and takes part in the next round."""
     initial = model(1000, seed=6)
     cohort = {"goal": 2, "quorum": 1, "deadline_s": 3600.0, "patience_s": 1.0}
     stage.start("ann", FEDLOOM_KILL="client.outbox.written:1")

@@ -1,4 +1,4 @@
-"""A server that moves to another address is found there by its name."""
+"""Devices find a server by its name after its address has changed."""
 
 import pytest
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(REASON), reason=REASON)]
 
 
 def _move(field, *, silently):
-    """Take the server to 10.77.0.2, saying good-bye or not, and tell the names' service."""
+    """Move the server to 10.77.0.2, with or without a shutdown, and update the name."""
     stage = field.stage
     if silently:
         for device in (1, 2):
@@ -27,7 +27,7 @@ def _move(field, *, silently):
 
 @pytest.mark.parametrize("silently", [False, True], ids=["with a good-bye", "without a word"])
 def test_a_server_that_moves_in_a_round_is_found(tmp_path, silently):
-    """Both devices come to the new address, with what they made meanwhile."""
+    """Both devices connect to the new address and send their updates."""
     with Field(tmp_path, seed=4) as field:
         stage = field.stage
         initial = model(500_000, seed=3)
@@ -40,7 +40,7 @@ def test_a_server_that_moves_in_a_round_is_found(tmp_path, silently):
 
 
 def test_a_server_gets_a_new_certificate_for_a_new_name(tmp_path):
-    """A name is added to server.toml: after the restart it is as good as the old one."""
+    """A name added to server.toml is valid after the restart, like the old one."""
     with Field(tmp_path, seed=5) as field:
         stage = field.stage
         stage.stop_server()

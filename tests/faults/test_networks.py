@@ -1,4 +1,4 @@
-"""Rounds over bad networks: real packets between namespaces, lost, late, few or none."""
+"""Rounds over bad networks: packets between namespaces are lost, delayed or reordered."""
 
 import time
 
@@ -33,8 +33,8 @@ LINKS = {
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_rounds_over_a_bad_link_are_whole(field, link):
-    """Loss, delay and disorder cost time and nothing else."""
+def test_rounds_over_a_bad_link_are_correct(field, link):
+    """Loss, delay and reordering cost only time."""
     initial = model(DIGITS_BYTES, seed=len(link))
     lost = field.link(**LINKS[link])["lost"]
     begun = time.monotonic()
@@ -48,8 +48,8 @@ def test_rounds_over_a_bad_link_are_whole(field, link):
     print(f"{link}: {(time.monotonic() - begun) / 3:.1f} s a round, {lost} packets lost")
 
 
-def test_an_outage_in_the_middle_of_everything_ends_by_itself(field):
-    """Packets vanish in a round until both sides have sent again and again; the round continues."""
+def test_a_round_continues_after_an_outage(field):
+    """Packets are lost until both sides have retransmitted several times."""
     initial = model(3 << 20, seed=77)
     field.link(delay_s=0.02)
     run = field.stage.submit(initial, config={"pause_s": 0.5})
@@ -61,8 +61,8 @@ def test_an_outage_in_the_middle_of_everything_ends_by_itself(field):
     assert field.stage.judge(run, initial, config={"pause_s": 0.5}) == [sorted(NAMES)] * 2
 
 
-def test_rounds_over_a_slow_link_are_whole(field):
-    """A megabit a second out of the server and out of the device, with a queue of 300 ms."""
+def test_rounds_over_a_slow_link_are_correct(field):
+    """1 Mbit/s in each direction, with a queue of 300 ms."""
     initial = model(DIGITS_BYTES, seed=78)
     for side in (0, 1):
         field.network.limit(side, "1mbit")

@@ -1,6 +1,6 @@
-"""A network that dies without a word is noticed by both sides, in a time that is bounded.
+"""Both sides notice a silent loss of the network within a bounded time.
 
-gRPC's pings find it: one a minute and 20 seconds to answer, so within 80 seconds.
+gRPC's pings detect it: one per minute with 20 s to answer, so within 80 s.
 """
 
 import pytest
@@ -16,7 +16,7 @@ NOTICED_S = 120.0
 
 
 def test_both_sides_notice_that_the_network_is_gone(tmp_path):
-    """Idle, cut, and nothing is sent: the server counts one device less, the device says so."""
+    """An idle connection is cut: the server counts one device less, the device logs the loss."""
     with Field(tmp_path, seed=2) as field:
         stage, log = field.stage, field.stage.devices["far"].log
         field.link(cut=True)
@@ -30,8 +30,8 @@ def test_both_sides_notice_that_the_network_is_gone(tmp_path):
         assert stage.judge(run, initial) == [sorted(NAMES)] * 2
 
 
-def test_a_device_that_moves_to_another_network_in_an_upload_is_back_with_it(tmp_path):
-    """Its address is gone in the middle: it connects from the new one, and the update counts."""
+def test_an_upload_continues_after_a_change_of_the_device_address(tmp_path):
+    """The device connects from the new address, and the update counts."""
     with Field(tmp_path, seed=3) as field:
         stage = field.stage
         field.network.limit(1, "4mbit")  # 1.5 MiB take three seconds

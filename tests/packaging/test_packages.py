@@ -1,4 +1,4 @@
-"""What is handed out: the wheel, the source archive and the offline bundle, built and installed."""
+"""Released files: wheel, source archive and offline bundle, built and installed."""
 
 import json
 import os
@@ -26,7 +26,7 @@ BUDGET_BYTES = 125e6
 CLEAN = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "PYTHONHOME"}}
 OFFLINE = {k: v for k, v in CLEAN.items() if not k.startswith("PIP_")} | {
     "PIP_CONFIG_FILE": os.devnull,
-    "HTTPS_PROXY": "http://127.0.0.1:9",  # nothing listens there
+    "HTTPS_PROXY": "http://127.0.0.1:9",  # no process listens there
 }
 
 
@@ -49,7 +49,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory):
-    """Of both platforms, for the Python that runs this."""
+    """The bundles of both platforms, for the running Python."""
     folder = tmp_path_factory.mktemp("bundles")
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     script = ROOT / "scripts" / "offline_bundle.sh"
@@ -66,12 +66,12 @@ def unpacked(bundles, tmp_path):
 
 
 def sources():
-    """Every file that git has under the packages' roots, as a wheel names it."""
+    """Every tracked file under the packages' roots, by its name in a wheel."""
     said = run("git", "ls-files", "--", *(f"{root}/fedloom" for root in ROOTS))
     return {name.split("/", 1)[1] for name in said.splitlines() if (ROOT / name).exists()}
 
 
-def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
+def test_the_wheel_holds_only_the_packages(wheel):
     """Types, templates, scripts with their licences; no tests."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -80,11 +80,11 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
         assert f"fedloom/{part}/py.typed" in names
     assert "fedloom/server/web/templates/base.html" in names
     assert any(name.endswith("htmx-LICENSE.txt") for name in names)
-    assert "fedloom/__init__.py" not in names  # the parts share a namespace
+    assert "fedloom/__init__.py" not in names  # the packages share a namespace
 
 
-def test_its_description_is_whole(wheel):
-    """Version, licence, command, and a base that is light."""
+def test_the_metadata_of_the_wheel_is_complete(wheel):
+    """Version, licence, command, and few base requirements."""
     with zipfile.ZipFile(wheel) as archive:
         folder = f"fedloom-{__version__}.dist-info"
         about = Parser().parsestr(archive.read(f"{folder}/METADATA").decode())
@@ -98,8 +98,7 @@ def test_its_description_is_whole(wheel):
     assert base == {"numpy", "grpcio", "protobuf", "cryptography", "crc32c", "click"}
 
 
-def test_the_source_archive_makes_the_same_wheel(wheel, tmp_path):
-    """Whoever builds from it gets what we hand out."""
+def test_the_source_archive_builds_the_same_wheel(wheel, tmp_path):
     code = "import sys; from hatchling.build import build_sdist; print(build_sdist(sys.argv[1]))"
     environment = tmp_path / "env"
     run(sys.executable, "-m", "venv", environment)
@@ -117,7 +116,7 @@ def test_the_source_archive_makes_the_same_wheel(wheel, tmp_path):
 
 
 def test_a_bundle_installs_without_a_network(unpacked, tmp_path):
-    """In an empty environment, within the budget of a device; and what it installs works."""
+    """In an empty environment, within the size limit of a device; the installation works."""
     target = tmp_path / "installed"
     run(unpacked / "install.sh", target, env=OFFLINE | {"PYTHON": sys.executable})
     tool = target / "bin" / "fedloom"
@@ -141,8 +140,8 @@ def test_a_bundle_installs_without_a_network(unpacked, tmp_path):
     assert size <= BUDGET_BYTES
 
 
-def test_a_bundle_for_the_other_platform_is_whole_too(bundles):
-    """Wheels alone, of the right machine, with their checksums."""
+def test_a_bundle_for_the_other_platform_is_complete(bundles):
+    """Only wheels, for the right machine, with their checksums."""
     for machine in ("x86_64", "aarch64"):
         with tarfile.open(bundles / f"fedloom-{__version__}-{machine}.tar") as archive:
             names = [Path(name).name for name in archive.getnames() if "/wheels/" in name]
@@ -160,7 +159,7 @@ def test_a_bundle_for_the_other_platform_is_whole_too(bundles):
         (lambda f: _set(f, "python", "3.99"), "3.99"),
     ],
 )
-def test_a_bundle_that_does_not_fit_is_refused(unpacked, tmp_path, breaks, says):
+def test_an_unsuitable_bundle_is_refused(unpacked, tmp_path, breaks, says):
     """Damaged, or for another machine or Python: before anything is installed."""
     breaks(unpacked)
     done = subprocess.run(
@@ -179,8 +178,8 @@ def _set(folder, key, value):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_the_script_refuses_what_it_does_not_know(tmp_path):
-    """With what it expected."""
+def test_the_script_refuses_wrong_arguments(tmp_path):
+    """The error has the expected ones."""
     for words in (["--what", "x"], ["--platform"]):
         done = subprocess.run(
             [ROOT / "scripts" / "offline_bundle.sh", *words], capture_output=True, check=False

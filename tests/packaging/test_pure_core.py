@@ -1,4 +1,4 @@
-"""The core that server and simulation share loads no transport, no storage and no framework."""
+"""The core shared by server and simulation imports no transport, storage or framework."""
 
 import subprocess
 import sys
@@ -23,24 +23,24 @@ print(*(name for name in sys.argv[2:] if name in sys.modules))
 
 
 def _loaded(package: str, *names: str) -> list[str]:
-    """Which of these modules a fresh interpreter has loaded with all that a package holds."""
+    """Which of these modules a new interpreter has loaded after importing a whole package."""
     command = [sys.executable, "-c", LOADING, package, *names]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 @pytest.mark.parametrize("package", ["fedloom.server.engine", "fedloom.strategies"])
-def test_the_core_loads_nothing_that_acts(package):
-    """An engine or a strategy is usable, and quick to load, where only numpy is installed."""
+def test_the_core_imports_no_transport_or_storage(package):
+    """Engine and strategies need only numpy."""
     assert _loaded(package, *IMPURE) == []
 
 
-def test_planning_loads_nothing_that_acts():
-    """What a round does is decided without a ledger or a transport; protobuf holds the headers."""
+def test_planning_imports_no_ledger_or_transport():
+    """It imports protobuf for headers."""
     acting = [name for name in IMPURE if name != "google.protobuf"]
     rooms = ("fedloom.server.ledger", "fedloom.server.rounds", "fedloom.server.storage")
     assert _loaded("fedloom.server.planning", *acting, *rooms) == []
 
 
-def test_what_acts_is_seen():
-    """The check above can fail: gRPC is found where it is loaded."""
+def test_the_check_finds_grpc():
+    """The check can fail."""
     assert "grpc" in _loaded("fedloom.protocol.transport.methods", *IMPURE)
