@@ -1,4 +1,4 @@
-"""Buffers on the virtual clock: schedules computed by hand, and equal results in any setup."""
+"""Buffers on the virtual clock: schedules computed by hand, and reproducible results."""
 
 import io
 import json
@@ -51,7 +51,7 @@ def load_of(count):
 
 
 def plays(config, names, devices, rounds, *, refused=frozenset()):
-    """Buffers one after another, each from what the one before left."""
+    """Successive buffers, each from the state after the one before."""
     clock, played, flight, now = Clock(names, devices), [], None, 0.0
     for number in range(1, rounds + 1):
         play = play_buffer(
@@ -77,7 +77,7 @@ def told(plays):
 # ---- known by hand -------------------------------------------------------------------------------
 
 
-def test_with_constant_speeds_virtual_time_and_staleness_are_known_by_hand():
+def test_virtual_time_and_staleness_for_constant_speeds():
     """Two devices of 1 s and one of 3.5 s; two updates to a buffer, three at work."""
     config = BufferConfig(goal=2, concurrency=3)
     played = plays(config, ("f", "g", "s"), devices_of([1.0, 1.0, 3.5]), 6)
@@ -94,12 +94,12 @@ def test_with_constant_speeds_virtual_time_and_staleness_are_known_by_hand():
     assert set(updates[5]) == both
 
 
-def test_devices_that_are_equally_fast_report_in_turn():
+def test_equally_fast_devices_report_in_turn():
     config = BufferConfig(goal=2, concurrency=4)
     played = plays(config, numbered(20), None, 5)
     staleness = [[s for _, s in updates] for updates in told(played)]
     assert staleness[0] == [0, 0]
-    # The j-th report is of the j-th that was asked; j - 4 reports came before it was.
+    # The j-th report is of the j-th task, which was offered after j - 4 reports.
     wanted = [[j // 2 - max(0, j - 3) // 2 for j in (n, n + 1)] for n in range(0, 10, 2)]
     assert staleness == wanted
 
@@ -114,14 +114,14 @@ def test_fedasync_makes_a_model_of_each_update():
     assert [play.play.end_s for play in played] == [1.0, 2.0, 2.5, 3.0, 4.0, 5.0]
 
 
-def test_a_device_that_is_too_slow_for_max_staleness_never_counts():
+def test_a_device_too_slow_for_max_staleness_never_counts():
     config = BufferConfig(goal=1, concurrency=2, max_staleness=1)
     played = plays(config, ("a", "b"), devices_of([1.0, 2.5]), 6)
     assert all(name == "a" for updates in told(played) for name, _ in updates)
     assert all(s.origin >= 5 for s in played[-1].flight.members.values())
 
 
-def test_an_update_that_the_door_refuses_frees_its_place():
+def test_a_refused_update_frees_its_place():
     config = BufferConfig(goal=2, concurrency=2)
     names = ("a", "b", "c")
     (first,) = plays(config, names, devices_of([1.0, 2.0, 3.0]), 1)
@@ -132,11 +132,11 @@ def test_an_update_that_the_door_refuses_frees_its_place():
     assert again.play.counts["refused"] == 1
 
 
-# ---- whatever the devices do ---------------------------------------------------------------------
+# ---- random devices ------------------------------------------------------------------------------
 
 
 def unruly(seed, clients=12):
-    """Devices that come and go, decline and fail, at speeds of their own."""
+    """Devices of various speeds that leave, return, decline and fail."""
     table = {
         "compute_s_per_example": {"distribution": "lognormal", "median": 4.0, "sigma": 1.0},
         "download_mbit_s": 1.0,
@@ -161,7 +161,7 @@ configs = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(configs, st.integers(0, 1000))
-def test_buffers_keep_their_promises_whatever_devices_do(config, seed):
+def test_buffers_keep_their_invariants_for_any_devices(config, seed):
     names = numbered(12)
     played = plays(config, names, unruly(seed), 8)
     seen, now = set(), 0.0
@@ -183,7 +183,7 @@ def test_buffers_keep_their_promises_whatever_devices_do(config, seed):
 
 @settings(max_examples=30, deadline=None)
 @given(configs, st.integers(0, 1000), st.integers(1, 6))
-def test_a_flight_that_was_written_to_a_file_goes_on_the_same_way(config, seed, cut):
+def test_a_flight_restored_from_a_file_continues_equally(config, seed, cut):
     """The state between two buffers consists of plain values."""
     names, devices = numbered(12), unruly(seed)
     clock, flights, now = Clock(names, devices), [None, None], [0.0, 0.0]
@@ -208,13 +208,13 @@ SPEEDS = devices_of([0.1, 0.02, 0.3, 0.05, 0.2, 0.07])
 
 
 def buffered(**changes):
-    """An experiment of six clients at work in buffers."""
+    """An experiment of six clients in buffers."""
     wanted = {"rounds": 8, "cohort": COHORT, "devices": SPEEDS, **changes}
     return experiment(**wanted)
 
 
 class Walk(Client):
-    """Moves every value towards a number of its own: what it sends depends on what it was given."""
+    """Moves every value towards its own number: its update depends on the received model."""
 
     def __init__(self, name, bad=()):
         self.target = np.float32(int(name.rpartition("-")[2]))
@@ -228,7 +228,7 @@ class Walk(Client):
         return new, 1 + int(self.target), {}
 
 
-def test_each_client_is_trained_on_the_model_that_it_was_given():
+def test_each_client_trains_on_the_model_of_its_task():
     """The model follows from the played schedule, version by version."""
     described = buffered(client=Walk, rounds=6, model="logistic")
     digest, records = run(described)
@@ -276,7 +276,7 @@ def test_gives_the_same_bits_for_any_number_of_workers():
     assert alone != run(buffered(cohort={**COHORT, "staleness": "constant"}))[0]
 
 
-def test_goes_on_to_the_same_bits_wherever_it_stopped(tmp_path):
+def test_a_resumed_simulation_ends_with_the_same_bits(tmp_path):
     whole, records = run(buffered())
     for stopped in (1, 4, 7):
         path = tmp_path / f"{stopped}.safetensors"
@@ -286,7 +286,7 @@ def test_goes_on_to_the_same_bits_wherever_it_stopped(tmp_path):
         assert [r.virtual_s for r in rest] == [r.virtual_s for r in records[stopped:]]
 
 
-def test_what_encoding_lost_is_remembered_over_buffers(tmp_path):
+def test_error_feedback_is_kept_between_buffers(tmp_path):
     top_k = {"up": {"name": "top_k", "fraction": 0.2}}
     whole, records = run(buffered(compression=top_k, rounds=10))
     assert records[-1].test["loss"] < records[0].test["loss"]
@@ -296,14 +296,14 @@ def test_what_encoding_lost_is_remembered_over_buffers(tmp_path):
     assert run(buffered(compression=top_k, rounds=10), path, resume=True)[0] == whole
 
 
-def test_goes_on_with_more_buffers_than_it_was_begun_with(tmp_path):
+def test_a_simulation_can_be_extended_by_more_buffers(tmp_path):
     """The result is that of a simulation with this length from the start."""
     path = tmp_path / "checkpoint"
     run(buffered(rounds=3), path)
     assert run(buffered(rounds=6), path, resume=True)[0] == run(buffered(rounds=6))[0]
 
 
-def test_an_update_that_the_door_refuses_leaves_no_trace():
+def test_a_refused_update_leaves_no_trace():
     """The buffer is played again with the refusal; finished clients are not trained again."""
     name = numbered(6)[1]
     bad = partial(Walk, bad=(name,))

@@ -57,7 +57,7 @@ def alternatives(pair):
 
 @pytest.mark.parametrize("first", list(PARTS)[:-1])
 def test_two_parts_run_or_are_refused_by_name(first):
-    """Every pair of parts ends with a committed round or a clear message."""
+    """Every pair of parts ends with a committed round or an error."""
     names = list(PARTS)
     for second in names[names.index(first) + 1 :]:
         if alternatives((first, second)):

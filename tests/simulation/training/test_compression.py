@@ -1,4 +1,4 @@
-"""Compressed updates in simulations: the bits of a deployment, refusals, error feedback."""
+"""Compressed updates in simulations: training, error feedback, resumption, refusals."""
 
 import numpy as np
 import pytest
@@ -55,8 +55,8 @@ def test_clients_whose_updates_are_not_finite_are_refused(name):
     assert "refused" in record.reason
 
 
-def test_quantised_updates_average_to_what_they_decode_to():
-    """Everyone's step is a multiple of 1/64: in one block for each tensor its maximum is exact."""
+def test_quantised_updates_average_to_their_decoded_values():
+    """Each step is a multiple of 1/64: with one block per tensor its maximum is exact."""
     described = experiment(client=Nudge, rounds=1, goal=6, compression=up("int8"))
     result = simulate(described, show=False)
     plain = simulate(experiment(client=Nudge, rounds=1, goal=6), show=False)
@@ -64,7 +64,7 @@ def test_quantised_updates_average_to_what_they_decode_to():
         np.testing.assert_allclose(result.params[name], value, rtol=0, atol=1e-6)
 
 
-def test_what_is_remembered_is_sent_in_the_end():
+def test_error_feedback_is_sent_in_later_rounds():
     def moved(**more):
         described = experiment(
             client=Nudge, rounds=40, goal=6, compression={"up": {"name": "random_k", **more}}
@@ -81,8 +81,8 @@ def test_what_is_remembered_is_sent_in_the_end():
 
 
 @pytest.mark.parametrize("name", list(CODECS))
-def test_models_that_clients_hold_follow_the_server_s(name):
-    """The server's own model learns as well, though clients only ever get encoded differences."""
+def test_models_of_clients_follow_the_server_model(name):
+    """The server's own model learns, though clients only get encoded differences."""
     described = experiment(rounds=8, compression={"down": {"name": name, **CODECS[name]}})
     plain = simulate(experiment(rounds=8), show=False)
     result = simulate(described, show=False)
@@ -90,8 +90,8 @@ def test_models_that_clients_hold_follow_the_server_s(name):
     assert (result.digest == plain.digest) == (name == "lossless")
 
 
-def test_a_simulation_that_goes_on_has_the_same_memory(tmp_path):
-    """Interrupted after two rounds, or not, by one worker or two: the same bits."""
+def test_a_resumed_simulation_has_the_same_memory(tmp_path):
+    """With one worker or two."""
     digests = set()
     for workers in (1, 2):
         whole = Simulation(experiment(rounds=4, workers=workers, compression=BOTH))
@@ -131,14 +131,14 @@ def test_a_simulation_that_goes_on_has_the_same_memory(tmp_path):
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_when_composed(settings, said):
+def test_unsupported_compressions_are_refused(settings, said):
     train = {"epochs": 1, "learning_rate": 0.1}
     with pytest.raises(UsageError, match=said):
         spec.parse({"cohort": {"goal": 3}, "train": train, **settings})
 
 
 def test_sparse_codecs_and_rules_that_compare_clients_are_refused_together():
-    """A median would be of zeros that clients left out: the message names both parts."""
+    """Medians would use the zeros of unsent values; the message names both parts."""
     for name in ("top_k", "random_k"):
         with pytest.raises(UsageError, match=f"median.*{name}"):
             spec.parse(

@@ -1,4 +1,4 @@
-"""Refused before training: a batch of one example, or a NaN, on which the model fails."""
+"""Checks before training: a batch of one example, or NaN, on which the model fails."""
 
 from dataclasses import replace
 from functools import partial
@@ -84,7 +84,7 @@ def refusal(made):
     ],
     ids=["many", "one", "global", "steps", "of one", "whole of one", "all", "batches of one"],
 )
-def test_says_who_comes_to_a_batch_of_one(sizes, train, count, holds, set_):
+def test_names_the_clients_with_a_batch_of_one(sizes, train, count, holds, set_):
     said = refusal(described(sizes, train=train))
     assert f"which {count} of {len(sizes)} clients have, such as {holds}: ValueError" in said
     assert f"{set_}, or" in said or f"{set_}: fewer" in said
@@ -93,7 +93,7 @@ def test_says_who_comes_to_a_batch_of_one(sizes, train, count, holds, set_):
         plan(described(sizes, train=train | {name: int(value)}))
 
 
-def test_refuses_before_anybody_trains():
+def test_a_batch_of_one_is_refused_before_training():
     made = described((8, 9))
     for refuse in (
         set_up_workers,
@@ -104,7 +104,7 @@ def test_refuses_before_anybody_trains():
             refuse(made)
 
 
-def test_passes_over_the_head_alone_are_whole():
+def test_head_epochs_are_checked_too():
     train = {"epochs": None, "steps": 1}
     plan(described((8, 9), train=train))
     personal = {"keep": ("2.*",), "head_epochs": 1}
@@ -122,12 +122,12 @@ def test_passes_over_the_head_alone_are_whole():
     ],
     ids=["no such batch", "not come to", "all at once", "any layer", "any batch"],
 )
-def test_what_can_train_does(sizes, train, norm):
+def test_trainable_experiments_are_accepted(sizes, train, norm):
     made = described(sizes, train=train, norm=norm, rounds=1)
     assert len(simulate(made, show=False).records) == 1
 
 
-def test_normalisation_over_places_takes_one_example():
+def test_batch_normalisation_over_positions_accepts_one_example():
     def model():
         layers = (nn.Unflatten(1, (1, 3, 4)), nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2))
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(24, CLASSES))
@@ -136,7 +136,7 @@ def test_normalisation_over_places_takes_one_example():
     assert len(simulate(made, show=False).records) == 1
 
 
-def test_a_target_that_is_broadcast_is_no_reason():
+def test_a_broadcast_target_is_accepted():
     """A model that drops the dimension of one example trains on it."""
 
     class Squeezed(nn.Linear):
@@ -151,7 +151,7 @@ def test_a_target_that_is_broadcast_is_no_reason():
     plan(made)
 
 
-def test_clients_with_code_of_their_own_are_not_asked():
+def test_clients_with_their_own_code_are_not_checked():
     plan(described((8, 9), client=Nudge))
 
 
@@ -159,7 +159,7 @@ def test_clients_with_code_of_their_own_are_not_asked():
 
 
 class Fills(nn.Linear):
-    """Takes zero for what is missing."""
+    """Replaces NaN by zero."""
 
     def forward(self, x):
         return super().forward(torch.nan_to_num(x))
@@ -170,13 +170,13 @@ def squared(output, target):
 
 
 def masked(output, target):
-    """The mean error where there is a target."""
+    """The mean error over the targets that are not NaN."""
     there = ~torch.isnan(target)
     return (output.flatten()[there] - target[there]).square().mean()
 
 
 def holding(*spoilt, classes=True):
-    """40 examples of 4 features on four clients; of what is spoilt, array, place and value."""
+    """40 examples of 4 features on four clients; `spoilt` has array, index and value."""
     rng = np.random.default_rng(0)
     x, y = rng.random((40, 4)), np.arange(40) % 3 if classes else rng.random(40)
     arrays = {"x": x, "y": y, "x_test": x[:5].copy(), "y_test": y[:5].copy()}
@@ -217,13 +217,13 @@ def on(data, model=None, loss=nn.functional.cross_entropy, **settings):
     ],
     ids=["inputs", "too large", "targets", "both", "test"],
 )
-def test_says_where_data_are_not_finite(data, said):
-    """What, how many and where the first is, as the caller numbers them."""
+def test_non_finite_data_are_located(data, said):
+    """Array, count and index of the first value, as the caller numbers them."""
     loss = nn.functional.cross_entropy if data.num_classes else squared
     assert f"have NaN or infinity {said}" in refusal(on(data, loss=loss))
 
 
-def test_names_the_file_before_anybody_trains(tmp_path):
+def test_the_file_of_non_finite_data_is_named_before_training(tmp_path):
     x, y = np.random.default_rng(0).random((40, 4)).astype(np.float32), np.arange(40) % 3
     x[31, 1] = np.nan
     path = tmp_path / "spoilt.npz"
@@ -242,7 +242,7 @@ def test_names_the_file_before_anybody_trains(tmp_path):
             simulate(made, show=False)
 
 
-def test_infinity_that_a_layer_squashes_comes_back_in_the_gradient():
+def test_infinity_is_detected_in_the_gradient():
     squashing = partial(nn.Sequential, nn.Linear(4, 3), nn.Tanh())
     data = holding(("x", (9, 0), np.inf))
     assert "[9, 0], which leads to gradients that are NaN" in refusal(on(data, squashing))
@@ -259,15 +259,15 @@ def test_infinity_that_a_layer_squashes_comes_back_in_the_gradient():
     ],
     ids=["filled", "masked", "own code"],
 )
-def test_what_is_missing_on_purpose_is_let_be(data, settings):
-    """Where the model, the loss or the client's own code takes it."""
+def test_nan_that_the_code_handles_is_accepted(data, settings):
+    """By the model, the loss or the client's own code."""
     assert data.flaws
     made = replace(on(data, **settings), test_every=0)
     assert simulate(made, show=False).records[-1].accepted == 4
 
 
-def test_what_nobody_looks_at_harms_nobody():
-    """An example that the split leaves out; a test that is never held; held-out examples too."""
+def test_non_finite_values_that_are_not_used_are_accepted():
+    """In an example outside the split, in disabled tests, and in disabled evaluation."""
     data = holding(("x", (39, 0), np.nan))
     assert "[39, 0]" in refusal(on(data))
     left = replace(data, shards=[shard[shard != 39] for shard in data.shards])
@@ -278,7 +278,7 @@ def test_what_nobody_looks_at_harms_nobody():
     plan(replace(on(holding(("x_test", (4, 3), np.nan))), test_every=0))
 
 
-def test_trees_learn_from_what_is_missing():
+def test_trees_train_with_missing_values():
     pytest.importorskip("xgboost")
     rng = np.random.default_rng(0)
     x, y = rng.random((80, 3)), np.arange(80) % 2
@@ -306,7 +306,7 @@ def test_trees_learn_from_what_is_missing():
 # ---- GPUs ----------------------------------------------------------------------------------------
 
 
-def test_what_the_cpu_can_try_is_refused_on_a_gpu_too():
+def test_a_batch_of_one_is_refused_on_a_gpu_too():
     gpu = torch.device("cuda")
     with pytest.raises(UsageError, match="on a batch of one example"):
         check_fit(described((8, 9)), gpu)

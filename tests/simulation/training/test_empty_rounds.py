@@ -43,7 +43,7 @@ def models(described):
 
 
 def moved(before, after):
-    """By how much every parameter moved, which is the same for all of them."""
+    """The change of every parameter, which is the same for all."""
     (by,) = {float(step) for name in before for step in np.unique(after[name] - before[name])}
     return by
 
@@ -64,7 +64,7 @@ def flat(**settings):
 
 
 def test_an_empty_round_takes_no_step_of_the_schedule():
-    """Warm-up over three rounds: 0, then 1/4 and 1/2 of the step, where the first was empty."""
+    """Warm-up over three rounds with an empty first one: 0, 1/4 and 1/2 of the step."""
     first, empty, second, third = models(flat(rounds=3, strategy=WARM_UP))
     assert moved(first, empty) == 0
     assert moved(empty, second) == 1 / 64 / 4
@@ -80,7 +80,7 @@ def test_an_empty_round_takes_no_step_of_the_schedule():
     ],
     ids=["each", "broadcast", "buffered"],
 )
-def test_an_empty_round_is_committed_and_moves_nothing(settings):
+def test_an_empty_round_is_committed_without_a_change(settings):
     simulation = Simulation(flat(rounds=2, **settings))
     try:
         before = simulation.digest()
@@ -94,7 +94,7 @@ def test_an_empty_round_is_committed_and_moves_nothing(settings):
         simulation.close()
 
 
-def test_a_client_that_sent_no_tensors_goes_on_from_its_last_update():
+def test_a_client_that_sent_no_tensors_continues_from_its_last_update():
     described = flat(rounds=4, compression={"up": {"name": "int8", "error_feedback": True}})
     object.__setattr__(described, "client", SilentOnce)
     assert [record.state for record in simulate(described, show=False).records] == ["committed"] * 4

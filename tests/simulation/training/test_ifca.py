@@ -1,4 +1,4 @@
-"""IFCA: groups of clients are separated, each with its own model, also over the wire."""
+"""IFCA: groups of clients are separated, each with its own model."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ TRUTH = np.array([2.0, -1.0, 0.5], np.float32)
 
 
 def line():
-    """A linear model that begins at zero."""
+    """A linear model with weights of zero."""
     model = nn.Linear(3, 1, bias=False)
     nn.init.zeros_(model.weight)
     return model
@@ -57,7 +57,7 @@ def opposed(clients=8, **settings):
     return replace(described, model=line, loss=error)
 
 
-def test_two_groups_of_opposite_optima_are_told_apart_and_reach_their_own():
+def test_two_groups_with_opposite_optima_are_separated():
     result = simulate(opposed(), show=False)
     told = result.records[-2].spread["training"]["clients"]
     picked = [told[name]["values"]["cluster"] for name in numbered(8)]
@@ -70,8 +70,8 @@ def test_two_groups_of_opposite_optima_are_told_apart_and_reach_their_own():
     assert one.records[-1].evaluation["loss"] > 1.0
 
 
-def test_the_models_begin_apart_by_the_runs_seed_and_alike_in_biases():
-    """Weights differ by normal numbers of the spread that is set."""
+def test_the_models_start_with_different_weights_and_equal_biases():
+    """Weights differ by normal numbers of the set spread, drawn by the run's seed."""
     model = {
         "w": np.ones((200, 50), np.float32),
         "b": np.zeros(3, np.float32),
@@ -89,7 +89,7 @@ def test_the_models_begin_apart_by_the_runs_seed_and_alike_in_biases():
     assert state.slots["cluster_1"]["n"] == 4
 
 
-def test_each_model_steps_by_its_own_groups_mean_and_others_keep_their_bits():
+def test_each_model_changes_by_the_mean_of_its_group():
     model = {"w": np.zeros((2, 2), np.float32)}
     strategy = Ifca(clusters=3)
     state = strategy.init(model)
@@ -122,7 +122,7 @@ def described(**settings):
 
 
 def test_workers_interruptions_and_the_deployed_client_change_no_bit(tmp_path):
-    """Two workers, a stop after two rounds, or TorchClient's own road through a task."""
+    """Two workers, a stop after two rounds, or TorchClient's own code."""
     what = described()
     data = what.population
     x, y = torch.from_numpy(data.examples.x), torch.from_numpy(data.examples.y)
@@ -169,12 +169,12 @@ def test_workers_interruptions_and_the_deployed_client_change_no_bit(tmp_path):
         ({"client": Nudge}, "one of 2 models from train"),
     ],
 )
-def test_what_does_not_go_together_is_refused(settings, message):
+def test_incompatible_settings_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         simulate(experiment(**{"strategy": IFCA, **settings}), show=False)
 
 
-def test_models_that_begin_alike_would_never_part():
+def test_equal_initial_models_are_not_separated():
     """The reason for the spread: the first round already divides the clients."""
     result = simulate(opposed(rounds=1), show=False)
     told = result.records[0].spread["training"]["clients"]

@@ -1,4 +1,4 @@
-"""Ditto and APFL: compared with closed forms on quadratics, and with the wire."""
+"""Ditto and APFL compared with closed forms on quadratics, and with the deployed client."""
 
 from dataclasses import replace
 
@@ -24,14 +24,14 @@ APFL = {"name": "apfl", "mix": 0.6, "mix_learning_rate": 0.01}
 
 
 class Point(nn.Module):
-    """One number, times the input."""
+    """One number times the input."""
 
     def __init__(self):
         super().__init__()
         self.p = nn.Parameter(torch.tensor(0.25))
 
     def forward(self, x):
-        """Multiply it."""
+        """Multiply by it."""
         return x[:, 0] * self.p
 
 
@@ -64,20 +64,20 @@ def quadratics(personal, rounds, steps=STEPS):
 
 
 def losses(result):
-    """Of each client in the round of evaluation, by the model that is its own."""
+    """Each client's loss in the evaluation round, with its own model."""
     clients = result.records[-1].spread["evaluation"]["clients"]
     return np.array([clients[name]["values"]["loss"] for name in numbered(4)])
 
 
 def settled():
-    """Where FedAvg settles: each client pulls by 1 - (1 - ηa)^K."""
+    """The fixed point of FedAvg: each client pulls by 1 - (1 - ηa)^K."""
     pull = 1 - (1 - RATE * A) ** STEPS
     return (pull * C).sum() / pull.sum()
 
 
 @pytest.mark.parametrize("pull", [0.0, 0.7, 5.0])
-def test_dittos_own_models_settle_between_their_optimum_and_the_shared_one(pull):
-    """Own models settle at v = (a·c + λ·w) / (a + λ), with w where FedAvg settles."""
+def test_dittos_own_models_settle_at_the_closed_form(pull):
+    """At v = (a·c + λ·w) / (a + λ), with w at the fixed point of FedAvg."""
     result = simulate(quadratics({"name": "ditto", "pull": pull}, 25), show=False)
     w = settled()
     assert result.params["p"] == pytest.approx(w, abs=1e-5)
@@ -87,8 +87,8 @@ def test_dittos_own_models_settle_between_their_optimum_and_the_shared_one(pull)
 
 @pytest.mark.parametrize("rounds", [1, 3])
 @pytest.mark.parametrize("rate", [0.0, 0.05])
-def test_apfl_steps_as_its_paper_says(rounds, rate):
-    """v, w and α of every client line by line, and what it is evaluated by."""
+def test_apfl_follows_its_paper(rounds, rate):
+    """v, w, α and the evaluated model of every client, line by line."""
     personal = {"name": "apfl", "mix": 0.6, "mix_learning_rate": rate}
     result = simulate(quadratics(personal, rounds), show=False)
     w, v, alpha = 0.25, np.full(4, 0.25), np.full(4, 0.6)
@@ -107,7 +107,7 @@ def test_apfl_steps_as_its_paper_says(rounds, rate):
     assert (np.ptp(alpha) > 0) == (rate > 0)
 
 
-def test_apfl_of_a_fixed_share_reaches_each_clients_optimum():
+def test_apfl_with_a_fixed_share_reaches_each_clients_optimum():
     mixed = simulate(quadratics({"name": "apfl", "mix": 0.9}, 160, steps=1), show=False)
     np.testing.assert_allclose(losses(mixed), 0, atol=1e-4)
     none = simulate(quadratics({"name": "apfl", "mix": 0.0}, 25), show=False)
@@ -174,7 +174,7 @@ def test_workers_interruptions_and_the_deployed_client_change_no_bit(personal, t
     assert found == expected
 
 
-def test_clipping_bounds_the_steps_of_the_own_model_too():
+def test_clipping_limits_the_steps_of_the_own_model_too():
     train = {"steps": 1, "learning_rate": 1.0, "clip_norm": 0.125}
     what = quadratics({"name": "ditto", "pull": 0.0}, 1)
     spec = replace(what.spec, train=train)
@@ -198,13 +198,13 @@ def test_clipping_bounds_the_steps_of_the_own_model_too():
         ({"personal": DITTO, "client": Nudge}, "this client's own model"),
     ],
 )
-def test_what_does_not_go_together_is_refused(settings, message):
+def test_incompatible_settings_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         simulate(experiment(**settings), show=False)
 
 
-def test_settings_go_over_the_wire_as_they_are():
-    """Name and numbers rebuild what was asked."""
+def test_settings_are_rebuilt_from_their_wire_form():
+    """From the name and the numbers."""
     personal = Personal(**APFL)
     assert Personal(name=personal.name, **personal.numbers()) == personal
     assert Personal(keep=("a",)).numbers() == {}

@@ -1,4 +1,4 @@
-"""Clients that train part of the model, or not to the end: simulated and over the wire."""
+"""Clients that train a part of the model, or stop early."""
 
 from dataclasses import replace
 
@@ -27,21 +27,21 @@ def _digest(**settings):
 
 
 @pytest.mark.parametrize("name", DEPARTURES)
-def test_departures_change_the_result_for_any_number_of_workers(name):
-    """Each setting does something, and the same thing in two processes."""
+def test_settings_change_the_result_for_any_number_of_workers(name):
+    """Each setting has an effect, the same with two workers."""
     digests = [_digest(train=TRAIN | DEPARTURES[name], workers=workers) for workers in (1, 2)]
     assert digests[0] == digests[1]
     plain = {n: value for n, value in DEPARTURES[name].items() if n in TRAIN}
     assert digests[0] != _digest(train=TRAIN | plain)
 
 
-def test_full_width_is_fedavg_bit_for_bit():
+def test_full_width_has_the_bits_of_fedavg():
     full = {"widths": [1.0], "tensor_share": 1.0, "only": ["*"], "patience": 100}
     assert _digest(train=TRAIN | full) == _digest(train=TRAIN)
 
 
 def test_each_coordinate_is_averaged_over_the_clients_that_cover_it():
-    """A closed form: what only wide clients train is the weighted mean of theirs alone."""
+    """A closed form: coordinates that only wide clients train are averaged over those."""
     widths = [1.0, 0.5]
     data = population(sizes=(9, 30, 12, 21))
     train = TRAIN | {"widths": widths}
@@ -62,14 +62,14 @@ def test_each_coordinate_is_averaged_over_the_clients_that_cover_it():
 
 
 def _alone(data, client, train):
-    """The model after a round of this client alone."""
+    """The model after a round of only this client."""
     mine = replace(data, names=(data.names[client],), shards=(data.shards[client],))
     described = experiment(data=mine, goal=1, rounds=1, train=train, kernel="resident")
     return simulate(described, show=False).params
 
 
 class Sliced(Client):
-    """Adds its number to the rows that its width covers: a client of one's own."""
+    """A user's own client: adds its number to the rows that its width covers."""
 
     def __init__(self, name):
         self.number = 1 + int(name.rpartition("-")[2])
@@ -84,8 +84,8 @@ class Sliced(Client):
 
 
 @pytest.mark.parametrize("only", [(), ("0.*",)])
-def test_a_client_of_ones_own_follows_widths_and_patterns(only):
-    """Rows that all cover move by the mean number, the rest by the mean of the wide ones'."""
+def test_a_users_own_client_follows_widths_and_patterns(only):
+    """Rows that all cover move by the mean of all numbers, others by that of wide clients."""
     data = population()
     train = TRAIN | {"widths": [1.0, 0.5], "only": only}
     described = experiment(data=data, client=Sliced, goal=6, rounds=1, train=train)
@@ -110,16 +110,16 @@ def test_a_client_of_ones_own_follows_widths_and_patterns(only):
         ({"widths": [0.5]}, {"kernel": "fused"}, "fused does not support train.widths"),
     ],
 )
-def test_what_cannot_work_together_is_refused(train, settings, message):
+def test_incompatible_settings_are_refused(train, settings, message):
     with pytest.raises(UsageError, match=message):
         simulate(experiment(train=TRAIN | train, **settings), show=False)
 
 
 @pytest.mark.parametrize(("examples_per_s", "steps"), [(4, 2), (16, 8), (1, 1), (1000, 16)])
-def test_devices_stop_when_their_time_is_up(examples_per_s, steps):
-    """Two seconds are so many steps of four examples, in training and on the virtual clock.
+def test_devices_stop_at_their_time_budget(examples_per_s, steps):
+    """Two seconds limit the steps, in training and on the virtual clock.
 
-    A step is the least; two epochs of 30 examples plan sixteen.
+    At least one step is done; two epochs of 30 examples would be sixteen steps of four examples.
     """
     speed = {"compute_examples_per_s": examples_per_s, "download_mbit_s": 8, "upload_mbit_s": 8}
     settings = {"data": population(sizes=(30,)), "goal": 1, "rounds": 1, "kernel": "resident"}

@@ -1,4 +1,4 @@
-"""Tensors that stay with each client: compared with explicit gradient descent and the wire."""
+"""Tensors kept by each client: compared with explicit gradient descent and a deployment."""
 
 from dataclasses import replace
 from itertools import islice
@@ -44,7 +44,7 @@ def described(personal, model=None, **settings):
 
 
 def descend(model, names, x, y, steps):
-    """Gradient descent of some tensors on all examples; 0.1 is the learning rate."""
+    """Gradient descent of some tensors on all examples at rate 0.1."""
     params = dict(model.named_parameters())
     for _ in range(steps):
         loss = functional.cross_entropy(model(x), y)
@@ -55,7 +55,7 @@ def descend(model, names, x, y, steps):
 
 
 @pytest.mark.parametrize("head_epochs", [0, 2])
-def test_two_rounds_are_those_of_heads_kept_at_home(head_epochs):
+def test_two_rounds_equal_explicit_gradient_descent_with_kept_heads(head_epochs):
     what = described(
         {**HEAD, "head_epochs": head_epochs},
         cohort={"goal": 6},
@@ -96,8 +96,8 @@ def test_two_rounds_are_those_of_heads_kept_at_home(head_epochs):
     assert result.records[-1].evaluation["accuracy"] == pytest.approx(right / total)
 
 
-def test_kept_tensors_of_the_run_stay_as_they_were():
-    """The server's own copy of them is what newcomers start from."""
+def test_the_servers_copy_of_kept_tensors_does_not_change():
+    """New clients start from it."""
     what = described(HEAD)
     result, start = simulate(what, show=False), parameters(what.model())
     for name, value in start.items():
@@ -112,7 +112,7 @@ def test_kept_tensors_of_the_run_stay_as_they_were():
     ids=["fedrep", "fedbn"],
 )
 def test_over_the_wire_gives_the_same_bits(personal, model):
-    """Devices evaluate and train with the tensors that they kept, as the simulation does."""
+    """Devices train and evaluate with their kept tensors, like the simulation."""
     what = described(personal, model)
     here = simulate(what, show=False)
     there = over_the_wire(what, show=False)
@@ -143,8 +143,8 @@ def test_workers_and_interruptions_change_no_bit(tmp_path):
 
 
 @pytest.mark.parametrize("personal", [HEAD, {**HEAD, "head_epochs": 1}])
-def test_the_deployed_client_trains_to_the_same_bits(personal):
-    """TorchClient's own road through a task, and the resident kernel's."""
+def test_the_deployed_client_gives_the_same_bits(personal):
+    """TorchClient's own code and the resident kernel's."""
     what = described(personal, kernel="resident", rule={"name": "fedprox", "mu": 0.1})
     data = what.population
     x, y = torch.from_numpy(data.examples.x), torch.from_numpy(data.examples.y)
@@ -165,7 +165,7 @@ def test_the_deployed_client_trains_to_the_same_bits(personal):
 
 
 class Counter(Client):
-    """Adds one to every tensor, and tells what it found in the head's bias."""
+    """Adds one to every tensor, and reports the received bias of the head."""
 
     def __init__(self, name):
         del name
@@ -176,7 +176,7 @@ class Counter(Client):
         return {n: v + np.float32(1) for n, v in params.items()}, 1, {"found": found}
 
 
-def test_a_clients_own_code_gets_its_tensors_in_their_places():
+def test_a_users_own_client_gets_its_kept_tensors():
     what = described(HEAD, client=Counter, rounds=6, evaluate=False, metrics={"per_client": True})
     start = float(parameters(what.model())["2.bias"][0])
     seen = {}
@@ -187,7 +187,7 @@ def test_a_clients_own_code_gets_its_tensors_in_their_places():
     assert max(seen.values()) > 1
 
 
-def test_the_door_refuses_what_should_stay_at_home():
+def test_the_server_refuses_kept_tensors():
     what = described(HEAD)
     model = what.model()
     manifest = manifest_of(model, parameters(model))
@@ -212,12 +212,12 @@ def test_the_door_refuses_what_should_stay_at_home():
         ({"kept": ["2.*"]}, r"Unknown setting 'personal\.kept'"),
     ],
 )
-def test_what_cannot_be_kept_is_refused(personal, message):
+def test_invalid_personal_settings_are_refused(personal, message):
     with pytest.raises(UsageError, match=message):
         simulate(described(personal), show=False)
 
 
-def test_tensors_at_home_go_with_buffers(tmp_path):
+def test_kept_tensors_work_with_buffers(tmp_path):
     cohort = {"mode": "buffered", "goal": 2, "concurrency": 4}
 
     def digest(rounds=None, **how):
@@ -235,8 +235,8 @@ def test_tensors_at_home_go_with_buffers(tmp_path):
     assert digest(path=path, resume=True) == digest(workers=2) == whole
 
 
-def test_kernels_that_send_every_tensor_say_so():
-    """`auto` takes another."""
+def test_kernels_that_send_every_tensor_are_refused():
+    """`auto` selects another."""
     with pytest.raises(
         UsageError, match=r"'fused' cannot train .*: fused does not support personal\.keep"
     ):
@@ -245,7 +245,7 @@ def test_kernels_that_send_every_tensor_say_so():
     assert simulate(described({}, rounds=1), show=False).engine.startswith("fused")
 
 
-def test_globs_choose_by_case_and_whole_names():
+def test_patterns_match_whole_names_case_sensitively():
     """`bn.*` is not `body.bn.*`."""
     names = ["body.bn.weight", "bn.weight", "BN.weight"]
     assert Personal(keep=("bn.*",)).kept(names) == {"bn.weight"}

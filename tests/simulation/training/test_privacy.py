@@ -1,4 +1,4 @@
-"""Private experiments: equal bits with any workers and over the wire, noise, and budgets."""
+"""Private experiments: reproducible bits, noise, clipping and budgets."""
 
 import numpy as np
 import pytest
@@ -35,8 +35,8 @@ def test_any_number_of_workers_gives_the_same_bits(kind):
 
 
 @pytest.mark.parametrize("kind", ["fixed", "adaptive", "poisson"])
-def test_a_resumed_simulation_goes_on_with_the_same_noise(kind, tmp_path):
-    """A resumed simulation ends with the same model as an uninterrupted one."""
+def test_a_resumed_simulation_continues_with_the_same_noise(kind, tmp_path):
+    """It ends with the same model as an uninterrupted one."""
     whole = simulate(private(kind, rounds=4), show=False)
     path = tmp_path / "checkpoint.safetensors"
     for resume in (False, True):
@@ -51,7 +51,7 @@ def test_a_resumed_simulation_goes_on_with_the_same_noise(kind, tmp_path):
 
 
 def test_updates_are_clipped_and_divided_by_the_goal():
-    """With next to no noise a round moves the model by at most clip · cohort / goal."""
+    """With almost no noise a round moves the model by at most clip · cohort / goal."""
     described = private(change={"noise_multiplier": 1e-6, "clip": 0.01}, rounds=1)
     before = {n: t.numpy() for n, t in described.model().state_dict().items()}
     result = simulate(described, show=False)
@@ -59,8 +59,8 @@ def test_updates_are_clipped_and_divided_by_the_goal():
     assert 0.5 * 0.01 < moved <= 0.01 * (1 + 1e-3)
 
 
-def test_noise_has_its_deviation():
-    """Models of two seeds of noise differ by √2·z·C/goal a coordinate."""
+def test_noise_has_the_claimed_deviation():
+    """Changes of the model have the deviation z·C/goal per coordinate."""
     noisy = {"noise_multiplier": 50.0, "clip": 0.1}
     one = simulate(private(change=noisy, rounds=1), show=False)
     before = {n: t.numpy() for n, t in private().model().state_dict().items()}
@@ -68,7 +68,7 @@ def test_noise_has_its_deviation():
     assert abs(moves.std() / (50.0 * 0.1 / 4) - 1) < 5 / np.sqrt(2 * moves.size)
 
 
-def test_records_tell_epsilon_and_no_metrics():
+def test_records_have_epsilon_and_no_metrics():
     result = simulate(private(rounds=3), show=False)
     epsilons = [record.epsilon for record in result.records]
     assert epsilons == sorted(epsilons)
@@ -87,13 +87,13 @@ def test_a_simulation_stops_at_its_budget(tmp_path):
     assert any("budget is spent" in line for line in result.privacy)
 
 
-def test_a_population_that_is_not_there_is_refused():
+def test_a_population_larger_than_the_experiment_is_refused():
     with pytest.raises(UsageError, match=r"privacy\.population = 900 is larger"):
         private("poisson", {"population": 900})
 
 
-def test_the_clip_that_adapts_is_the_doors_too():
-    """A clip that is far too large decreases every round, and no update is refused."""
+def test_the_admission_check_uses_the_adapted_clip():
+    """Also after the clip has changed much, no update is refused."""
     described = private("adaptive", {"clip": 50.0, "clip_learning_rate": 1.0}, rounds=4)
     result = simulate(described, show=False)
     assert all(record.accepted == 4 for record in result.records)
@@ -114,7 +114,7 @@ def tree(**settings):
     return experiment(kernel="resident", goal=2, rounds=6, privacy=table, **settings)
 
 
-def test_nobody_takes_part_twice_in_a_tree(tmp_path):
+def test_no_client_takes_part_twice_in_a_tree(tmp_path):
     whole = simulate(tree(), show=False)
     path = tmp_path / "checkpoint.safetensors"
     asked = []
@@ -133,6 +133,6 @@ def test_nobody_takes_part_twice_in_a_tree(tmp_path):
     assert all(record.accepted == 2 for record in whole.records)
 
 
-def test_a_tree_that_too_few_clients_feed_is_refused():
+def test_a_tree_with_too_few_clients_is_refused():
     with pytest.raises(UsageError, match=r"restart_every = 8"):
         experiment(goal=2, privacy={**TABLE, "mechanism": "dp_ftrl", "restart_every": 4})

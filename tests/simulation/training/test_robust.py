@@ -1,4 +1,4 @@
-"""Robust rules and attacks in simulations: equal bits everywhere, and refusals."""
+"""Robust rules and attacks in simulations: reproducible bits, and refusals."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ IDS = [table["name"] for table in TABLES]
 
 
 def digest(**settings):
-    """Of the last model."""
+    """The digest of the last model."""
     return simulate(experiment(**EVERYONE, **settings), show=False).digest
 
 
@@ -33,7 +33,7 @@ def test_any_number_of_workers_gives_the_same_bits(table):
     assert digest(workers=1, aggregation=table) == digest(workers=3, aggregation=table)
 
 
-def test_a_simulation_goes_on_to_the_same_bits(tmp_path):
+def test_a_resumed_simulation_ends_with_the_same_bits(tmp_path):
     described = experiment(rounds=4, aggregation={"name": "centered_clipping"}, **EVERYONE)
     whole = Simulation(described)
     list(whole.rounds())
@@ -50,8 +50,8 @@ def test_a_simulation_goes_on_to_the_same_bits(tmp_path):
     assert second.digest() == whole.digest()
 
 
-def test_files_are_gone_after_each_round():
-    """A round's updates are deleted at its end, the folder at the end of the simulation."""
+def test_files_of_updates_are_deleted_after_each_round():
+    """The folder is deleted at the end of the simulation."""
     simulation = Simulation(experiment(aggregation={"name": "median"}, **EVERYONE))
     folder = Path(simulation._spool.folder)
     for _ in simulation.rounds():
@@ -74,7 +74,7 @@ def test_a_rule_without_the_updates_it_needs_abandons_the_round():
     assert "trusted client 'client-000' for fltrust" in failed[0].reason
 
 
-def test_ray_is_refused_where_each_update_is_looked_at():
+def test_ray_is_refused_with_robust_rules():
     with pytest.raises(UsageError, match=r'backend = "local", not "ray": the aggregation median'):
         simulate(experiment(backend="ray", aggregation={"name": "median"}), show=False)
 
@@ -124,7 +124,7 @@ def test_z_max_is_the_papers():
     assert attacks.z_max(10, 5) == pytest.approx(0.842, abs=1e-3)
 
 
-def test_attackers_are_drawn_by_the_seed_and_spare_the_trusted():
+def test_attackers_are_drawn_by_the_seed_and_never_trusted_clients():
     names = [f"c{number}" for number in range(10)]
     how = attacks.SignFlip(fraction=0.5, spared=("c3", "c4"))
     assert how.attackers(names, 1) == how.attackers(names, 1)

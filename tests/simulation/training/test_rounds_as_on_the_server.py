@@ -20,7 +20,7 @@ class OneSilent(Nudge):
 
 
 def test_a_round_with_too_few_updates_is_abandoned_without_metrics():
-    """Krum needs three updates with tensors and gets two of three: nothing of them is released."""
+    """Krum needs three updates with tensors and gets two: nothing of them is released."""
     described = experiment(
         data=population(sizes=(5, 5, 5)),
         client=OneSilent,
@@ -46,14 +46,14 @@ def only_evaluated(**settings):
     )
 
 
-def test_a_round_of_evaluation_evaluates_whatever_training_rounds_do():
-    """As devices do; with `evaluate = false` the simulation measured nothing."""
+def test_evaluation_rounds_ignore_the_evaluate_setting():
+    """As on devices: `evaluate` applies to training rounds only."""
     (alone, _) = simulate(only_evaluated(evaluate=False), show=False).records
     (beside, _) = simulate(only_evaluated(evaluate=True), show=False).records
     assert alone.evaluation == beside.evaluation != {}
 
 
-def test_rounds_count_that_only_evaluate():
+def test_evaluation_rounds_count():
     records = simulate(only_evaluated(), show=False).records
     assert [(record.kind, record.trained) for record in records] == [
         ("evaluate", 1),
@@ -62,7 +62,7 @@ def test_rounds_count_that_only_evaluate():
 
 
 def test_colluders_are_refused_in_private_runs():
-    """The sum of a private round is of the updates as they come; nothing looks at each."""
+    """Colluding attacks need the single updates, which a private run does not store."""
     described = experiment(attack=ALittleIsEnough(fraction=0.2, z=1.0), privacy=PRIVATE)
     with pytest.raises(UsageError, match=r"the attack a_little_is_enough needs each update"):
         simulate(described, show=False)

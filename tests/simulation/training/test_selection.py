@@ -26,7 +26,7 @@ SPEEDS = {
 
 
 def cohorts_of(simulation):
-    """The clients that each round counted, by the trainer's own reports."""
+    """The clients that each round counted, from the trainer's reports."""
     seen, run = [], simulation._trainer.run
 
     def noting(*args, **kwargs):
@@ -40,8 +40,8 @@ def cohorts_of(simulation):
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids="-".join)
-def test_goes_on_with_the_cohorts_that_it_would_have_drawn(tmp_path, policy):
-    """Observations are resumed: the same clients and the same bits as without a stop."""
+def test_a_resumed_simulation_draws_the_same_cohorts(tmp_path, policy):
+    """Observations are resumed: the same clients and bits as without a stop."""
     settings = {"rounds": 5, "goal": 2, "selection": policy, "client": Nudge}
     whole = Simulation(experiment(**settings))
     cohorts = cohorts_of(whole)
@@ -58,12 +58,12 @@ def test_goes_on_with_the_cohorts_that_it_would_have_drawn(tmp_path, policy):
         each.close()
 
 
-def test_power_of_choice_goes_where_the_losses_are():
+def test_power_of_choice_selects_clients_with_high_losses():
     described = experiment(
         rounds=6, goal=2, selection={"name": "power_of_choice", "choices": 3.0}, client=Nudge
     )
     simulation = Simulation(described)
-    # Nobody reports a loss here, so everyone is tried before anyone is asked again.
+    # No client reports a loss here, so every client is tried before any is asked again.
     cohorts = cohorts_of(simulation)
     assert sorted(name for cohort in cohorts[:3] for name in cohort) == list(
         described.population.names
@@ -90,7 +90,7 @@ def test_power_of_choice_goes_where_the_losses_are():
     simulation.close()
 
 
-def test_the_deadline_policy_learns_who_is_too_slow():
+def test_the_deadline_policy_learns_slow_devices():
     """A device that missed the deadline is observed with the time waited for it."""
     devices = Devices.build(SPEEDS, 6, 5)
     cohort = {"goal": 3, "quorum": 1, "deadline_s": 20.0}
@@ -109,8 +109,8 @@ def test_the_deadline_policy_learns_who_is_too_slow():
     simulation.close()
 
 
-def test_knows_how_long_each_client_took():
-    """The virtual clock's own times, from the offer to the update."""
+def test_durations_are_observed():
+    """From the offer to the update, on the virtual clock."""
     devices = Devices.build({**SPEEDS, "compute_examples_per_s": 10.0}, 6, 0)
     described = experiment(
         rounds=1, goal=6, devices=devices, selection={"name": "oort"}, cohort={"goal": 6}
@@ -126,12 +126,12 @@ def test_knows_how_long_each_client_took():
     simulation.close()
 
 
-def test_a_policy_that_goes_by_time_needs_devices():
+def test_a_policy_that_uses_durations_needs_devices():
     with pytest.raises(UsageError, match=r"selection\.name = 'deadline'"):
         experiment(selection={"name": "deadline"})
 
 
-def test_a_policy_that_is_none_is_refused():
+def test_an_invalid_policy_is_refused():
     with pytest.raises(UsageError, match="Did you mean 'sticky'"):
         experiment(selection={"name": "stiky"})
     with pytest.raises(UsageError, match=r"Missing setting selection\.name"):

@@ -85,8 +85,8 @@ def test_gives_the_same_bits_from_batches_in_any_number_of_workers():
     ],
     ids=["fedavg", "fedadam", "fedprox", "scaffold"],
 )
-def test_goes_on_to_the_same_bits_wherever_it_stopped(tmp_path, settings):
-    """A checkpoint after each round leads to the model of the uninterrupted run."""
+def test_a_resumed_simulation_ends_with_the_same_bits(tmp_path, settings):
+    """From a checkpoint after each round."""
     whole, records = run(experiment(rounds=4, **settings))
     for stopped in (1, 3):
         path = tmp_path / f"{stopped}.safetensors"
@@ -97,14 +97,14 @@ def test_goes_on_to_the_same_bits_wherever_it_stopped(tmp_path, settings):
         assert [r.round for r in first + rest] == [1, 2, 3, 4]
 
 
-def test_goes_on_with_more_rounds_than_it_was_begun_with(tmp_path):
+def test_a_simulation_can_be_extended_by_more_rounds(tmp_path):
     """The result is that of a simulation with this length from the start."""
     path = tmp_path / "checkpoint"
     run(experiment(rounds=2), path)
     assert run(experiment(rounds=5), path, resume=True)[0] == run(experiment(rounds=5))[0]
 
 
-def test_keeps_the_virtual_clock_over_a_stop(tmp_path):
+def test_a_resumed_simulation_continues_the_virtual_clock(tmp_path):
     table = {
         "compute_examples_per_s": {"distribution": "lognormal", "median": 20.0, "sigma": 1.0},
         "download_mbit_s": 1.0,
@@ -122,7 +122,7 @@ def test_keeps_the_virtual_clock_over_a_stop(tmp_path):
     assert 0 < records[0].virtual_s < records[-1].virtual_s
 
 
-def test_refuses_to_go_on_with_other_settings(tmp_path):
+def test_resuming_with_other_settings_is_refused(tmp_path):
     """Other data or another learning rate would be another experiment."""
     path = tmp_path / "checkpoint"
     run(experiment(), path, rounds=1)
@@ -135,7 +135,7 @@ def test_refuses_to_go_on_with_other_settings(tmp_path):
 # ---- the rounds of the server --------------------------------------------------------------------
 
 
-def test_averages_as_the_server_does():
+def test_averages_like_the_server():
     """Clients' own code, weighted by examples: the first round is the weighted mean by hand."""
     described = experiment(rounds=1, goal=6, client=Nudge)
     simulation = Simulation(described)
@@ -149,8 +149,8 @@ def test_averages_as_the_server_does():
     assert record.training["number"] == pytest.approx(64 * mean)
 
 
-def test_turns_a_bad_update_away_and_takes_another_clients():
-    """An update that a server refuses is refused, and the engine selects a replacement."""
+def test_a_client_with_an_invalid_update_is_replaced():
+    """A simulation refuses the updates that a server refuses."""
     bad = ("client-001", "client-004")
     described = experiment(rounds=2, goal=4, client=partial(Nudge, bad=bad))
     simulation = Simulation(described)
@@ -173,7 +173,7 @@ def test_a_refused_update_leaves_no_trace_in_the_sum():
     assert (record.accepted, record.counts["refused"]) == (5, 1)
 
 
-def test_gives_up_after_three_rounds_without_a_quorum():
+def test_stops_after_three_rounds_without_a_quorum():
     slow = {"compute_examples_per_s": 0.1, "download_mbit_s": 1.0, "upload_mbit_s": 1.0}
     devices = Devices.build(slow, 6, 0)
     cohort = {"goal": 4, "quorum": 4, "deadline_s": 1.0}
@@ -182,8 +182,8 @@ def test_gives_up_after_three_rounds_without_a_quorum():
     assert "3 rounds in a row" in result.stopped
 
 
-def test_lets_clients_evaluate_before_they_train_and_in_the_end():
-    """Held-out examples give the metrics of the received model, at the end of the last one."""
+def test_clients_evaluate_before_training_and_at_the_end():
+    """Held-out examples give the metrics of the received model, and of the last one."""
     result = quietly(experiment(data=population(held_out=3), rounds=3))
     assert [record.kind for record in result.records] == ["train"] * 3 + ["evaluate"]
     losses = [record.evaluation["loss"] for record in result.records]
@@ -191,25 +191,25 @@ def test_lets_clients_evaluate_before_they_train_and_in_the_end():
 
 
 def test_stops_at_the_goal():
-    """A [stop] on the test examples ends the run, and a resumption has nothing left to do."""
+    """A [stop] on test metrics ends the run; a resumed run has nothing to do."""
     result = quietly(experiment(rounds=50, stop={"accuracy": 0.6}))
     assert 0 < len(result.records) < 50
     assert result.records[-1].test["accuracy"] >= 0.6
     assert all(record.test["accuracy"] < 0.6 for record in result.records[:-1])
 
 
-def test_a_caller_can_end_it():
-    """True from `on_round` ends it after that round."""
+def test_a_caller_can_end_a_simulation():
+    """`on_round` returns True to end it after that round."""
     result = quietly(experiment(rounds=9), on_round=lambda record: record.round == 2)
     assert len(result.records) == 2
     assert result.stopped
 
 
-# ---- the world -----------------------------------------------------------------------------------
+# ---- faults and interruptions --------------------------------------------------------------------
 
 
-def test_says_how_a_worker_died():
-    """A killed worker ends the simulation with its name, its signal and advice."""
+def test_a_killed_worker_is_reported():
+    """With its name, its signal and advice."""
     simulation = Simulation(experiment(workers=2, rounds=100))
     try:
         rounds = simulation.rounds()
@@ -223,7 +223,7 @@ def test_says_how_a_worker_died():
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_says_what_to_do_when_memory_runs_out(workers):
+def test_out_of_memory_errors_have_advice(workers):
     class Hungry(Nudge):
         def train(self, params, task):
             import torch
@@ -234,8 +234,8 @@ def test_says_what_to_do_when_memory_runs_out(workers):
         quietly(experiment(client=Hungry, workers=workers))
 
 
-def test_passes_a_clients_error_on():
-    """An error of a client's own code in a worker's process has a note with its traceback."""
+def test_a_clients_error_is_passed_on():
+    """From a worker's process, with its traceback as a note."""
 
     class Broken(Nudge):
         def train(self, params, task):
@@ -290,7 +290,7 @@ def wait_for_rounds(folder, count, process):
 
 @pytest.fixture(scope="module")
 def never_stopped():
-    """The digest of the same simulation when nothing stops it."""
+    """The digest of the same simulation without a stop."""
     return quietly(config.load(tomllib.loads(CONFIG))).digest
 
 
@@ -299,8 +299,8 @@ def never_stopped():
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)]
 )
-def test_survives_being_stopped_anywhere(tmp_path, never_stopped, number, code):
-    """Ctrl-C, SIGTERM or SIGKILL: no worker stays behind, and --resume gives the same bits."""
+def test_survives_a_stop_at_any_place(tmp_path, never_stopped, number, code):
+    """Ctrl-C, SIGTERM or SIGKILL: no worker remains, and --resume gives the same bits."""
     path = tmp_path / "kill.toml"
     path.write_text(CONFIG)
     folder = tmp_path / "out"
@@ -323,7 +323,7 @@ def test_survives_being_stopped_anywhere(tmp_path, never_stopped, number, code):
     assert (folder / "report.html").exists()
 
 
-def test_interrupts_between_rounds(tmp_path):
+def test_an_interrupt_ends_a_simulation_between_rounds(tmp_path):
     """Ctrl-C in Python leaves a result, a checkpoint and an output folder."""
 
     def interrupt(record):
@@ -339,7 +339,7 @@ def test_interrupts_between_rounds(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["finish", "test", "note"])
-def test_an_interrupted_round_is_done_again(tmp_path, monkeypatch, where):
+def test_an_interrupted_round_is_repeated(tmp_path, monkeypatch, where):
     from fedloom.simulation.output.files import OutputFolder
     from fedloom.simulation.workers.local import LocalWorkers
     from fedloom.strategies.optimizers.fedavg import FedAvg
@@ -367,7 +367,7 @@ def test_an_interrupted_round_is_done_again(tmp_path, monkeypatch, where):
     assert rounds_in(tmp_path / "out") == [1, 2, 3, 4]
 
 
-def test_leaves_its_findings_in_a_folder(tmp_path):
+def test_results_are_written_to_a_folder(tmp_path):
     import hashlib
 
     result = quietly(experiment(), out=tmp_path / "out")

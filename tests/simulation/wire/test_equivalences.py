@@ -1,4 +1,4 @@
-"""What federated averaging must reduce to, and the same bits by two roads."""
+"""Cases in which federated averaging equals other methods, and a deployment equals a simulation."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def descend(described, rounds):
 @pytest.mark.parametrize("kernel", ["fused", "resident", "batched"])
 @pytest.mark.parametrize("rounds", [1, 10])
 def test_fedsgd_is_gradient_descent(kernel, rounds):
-    """Everyone, one step on all its examples: the step of the average of gradients, to 1e-6."""
+    """One step of all clients on all examples is a step on the mean gradient, to 1e-6."""
     described = experiment(kernel=kernel, goal=6, rounds=rounds, train=STEP)
     result = simulate(described, show=False)
     for name, expected in descend(described, rounds).items():
@@ -47,7 +47,7 @@ def test_fedsgd_is_gradient_descent(kernel, rounds):
 
 
 def test_one_local_step_is_data_parallel_sgd():
-    """Batches of the same size on every client average to one batch of them all, to 1e-6."""
+    """Batches of one size on every client average to one batch of all examples, to 1e-6."""
     data = population(sizes=(8,) * 6)
     train = {"steps": 1, "batch_size": 8, "learning_rate": 0.3}
     described = experiment(kernel="resident", data=data, goal=6, rounds=1, train=train)
@@ -58,7 +58,7 @@ def test_one_local_step_is_data_parallel_sgd():
 
 @pytest.mark.parametrize("kernel", ["fused", "resident", "batched"])
 def test_kernels_agree(kernel):
-    """Three rounds by any kernel are those of the resident one, to rounding."""
+    """With the resident kernel after three rounds, up to rounding."""
     train = {"epochs": 1, "batch_size": 4, "learning_rate": 0.05}
     expected = simulate(experiment(kernel="resident", train=train), show=False)
     got = simulate(experiment(kernel=kernel, train=train), show=False)
@@ -69,7 +69,7 @@ def test_kernels_agree(kernel):
 @pytest.mark.e2e
 @pytest.mark.parametrize("kernel", ["fused", pytest.param("resident", marks=pytest.mark.long)])
 def test_over_the_wire_gives_the_same_bits(kernel):
-    """A real server and real client processes end with the very model of the simulation."""
+    """A real server with client processes ends with the simulation's model."""
     settings = {"cohort": {"goal": 3, "quorum": 3}, "rounds": 2}
     described = experiment(kernel=kernel, data=population(held_out=2), **settings)
     here = simulate(described, show=False)
@@ -89,12 +89,12 @@ def test_over_the_wire_gives_the_same_bits(kernel):
     ],
     ids=["client", "parent"],
 )
-def test_over_the_wire_ends_as_a_whole(whom, number, raised, said):
-    """A server would go on without a client, to other bits; and nobody is left behind."""
+def test_over_the_wire_ends_if_one_process_ends(whom, number, raised, said):
+    """A server would continue without the client, to other bits; no process remains."""
     described = experiment(data=population(held_out=2), cohort={"goal": 3}, rounds=500)
 
     def end(record):
-        if record.round > 1:  # a busy machine tells of several rounds at once
+        if record.round > 1:  # a busy machine reports several rounds at once
             return
         (client,) = (c for c in active_children() if c.name.endswith("client-000"))
         os.kill(client.pid if whom == "client" else os.getpid(), number)
@@ -107,7 +107,7 @@ def test_over_the_wire_ends_as_a_whole(whom, number, raised, said):
 @pytest.mark.e2e
 @pytest.mark.long
 def test_over_the_wire_beside_an_open_channel_gives_the_same_bits():
-    """Client processes do not inherit the gRPC that their parent is using."""
+    """Client processes do not inherit their parent's gRPC state."""
     described = experiment(
         data=population(held_out=2), cohort={"goal": 2, "quorum": 2}, rounds=1, evaluate=False
     )
@@ -123,7 +123,7 @@ CLIPPED = {"epochs": 1, "batch_size": 4, "learning_rate": 0.3, "clip_norm": 0.05
 
 
 def test_a_clipped_step_has_the_length_of_its_limit():
-    """One step of one client moves by learning rate × clip_norm; of two times the limit, freely."""
+    """One step moves by learning rate × clip_norm; below the limit it is not clipped."""
     norms = {}
     for limit in (0.05, 1e3, None):
         train = {"steps": 1, "learning_rate": 0.3} | ({"clip_norm": limit} if limit else {})
@@ -146,8 +146,8 @@ def test_kernels_that_clip_agree():
         np.testing.assert_allclose(results[1].params[name], value, rtol=0, atol=2e-6)
 
 
-def test_a_kernel_that_cannot_clip_says_so_and_auto_takes_another():
-    """Fused stores no gradient."""
+def test_a_kernel_that_cannot_clip_is_refused():
+    """Fused stores no gradient; `auto` selects another kernel."""
     engine = simulate(experiment(train=CLIPPED), show=False).engine
     assert "fused does not support train.clip_norm" in engine
     with pytest.raises(
@@ -156,8 +156,8 @@ def test_a_kernel_that_cannot_clip_says_so_and_auto_takes_another():
         simulate(experiment(kernel="fused", train=CLIPPED), show=False)
 
 
-def test_two_workers_add_up_what_one_does():
-    """The exact sums of two processes are the sum of one."""
+def test_two_workers_give_the_sum_of_one():
+    """The sums are exact."""
     digests = set()
     for workers in (1, 2):
         simulation = Simulation(experiment(workers=workers))

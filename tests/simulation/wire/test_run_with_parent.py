@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, also where it is killed."""
+"""Processes that end when their parent ends, even by SIGKILL."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ HOLDS_OUT = "import signal; signal.signal(15, signal.SIG_IGN)"
 
 
 def ended(processes):
-    """Whether all of them end by themselves, in much more time than they need."""
+    """Whether all processes end within 30 s."""
     _, alive = psutil.wait_procs(processes, timeout=30)
     for process in alive:
         process.kill()
@@ -43,7 +43,7 @@ def orphaned(prepared):
     return child
 
 
-def test_ends_as_by_sigterm_when_its_parent_is_killed(tmp_path):
+def test_a_killed_parent_ends_its_process_by_sigterm(tmp_path):
     """Its signal handler runs."""
     left = tmp_path / "left"
     assert ended([orphaned(LEAVES.format(str(left)))])
@@ -51,12 +51,11 @@ def test_ends_as_by_sigterm_when_its_parent_is_killed(tmp_path):
 
 
 def test_a_process_that_ignores_sigterm_is_ended():
-    """No one is left to press Ctrl-C again."""
     assert ended([orphaned(HOLDS_OUT)])
 
 
-def test_ends_where_its_parent_ended_first():
-    """A parent that is killed at once is gone at the first poll."""
+def test_a_process_ends_if_its_parent_ended_first():
+    """The first poll detects it."""
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
     words = [sys.executable, "-c", KEPT, str(gone.pid), "timeit", "-n1", SLEEPS]
@@ -64,8 +63,8 @@ def test_ends_where_its_parent_ended_first():
         assert ended([psutil.Process(child.pid)])
 
 
-def test_runs_a_module_as_python_does():
-    """With its arguments, its output and its exit code, while the parent is there."""
+def test_a_module_runs_as_with_python():
+    """With its arguments, output and exit code."""
     module = [sys.executable, "-m", "fedloom.simulation.wire.run_with_parent", str(os.getpid())]
     words = ["fedloom.cli.main", "nothing"]
     kept = subprocess.run([*module, *words], capture_output=True, check=False)
@@ -76,8 +75,8 @@ def test_runs_a_module_as_python_does():
 
 @pytest.mark.long
 @pytest.mark.e2e
-def test_over_the_wire_leaves_nobody_behind_a_sigkill(tmp_path):
-    """The server, the relay that counts bytes, and the clients."""
+def test_over_the_wire_leaves_no_process_after_a_sigkill(tmp_path):
+    """The server, the relay that counts bytes, and the clients end."""
     script = dedent("""
         import sys, time
         from pathlib import Path

@@ -1,10 +1,10 @@
-"""Whatever happens in a round, a simulation and a deployment end with the same model.
+"""A simulation and a deployment end with the same model, also after unusual rounds.
 
-Each registered part of a run goes through the same unusual rounds twice: in a simulation, and on a
-real server with six real agents, which all cases share. The training code is the same, but for one
-thing: a client that fails raises on a device, and sends values that are not finite in a simulation,
-whose training code must not raise. In the situation "a sample" half of the clients take part in
-each round, and both sides train with the simulation's resident kernel.
+Each registered part of a run plays the same unusual rounds twice: in a simulation, and on a real
+server with six agents, which all cases share. The training code is the same with one exception: a
+failing client raises on a device, and sends values that are not finite in a simulation, whose
+training code must not raise. In the situation "a sample" half of the clients take part in each
+round, and both sides train with the simulation's resident kernel.
 """
 
 import asyncio
@@ -82,12 +82,12 @@ FAILING = {"abandoned": parts.NAMES[2:4], "a failure": parts.NAMES[2:3]}
 
 
 class Unusual(Client):
-    """A client of PyTorch's that does something else in one round.
+    """A client of PyTorch that behaves unusually in one round.
 
     Args:
         inner: trains.
         name: of the client.
-        situation: what happens.
+        situation: its behaviour.
         raises: whether a failure raises, as on a device.
     """
 
@@ -133,7 +133,7 @@ def _part_of(new, number):
 
 
 def client(name, *, data, situation, raises):
-    """A client over its shard, made anew for each task."""
+    """A new client over its shard, for each task."""
     number = data.names.index(name)
     torch.manual_seed(0)
     inner = TorchClient(
@@ -196,7 +196,7 @@ def simulated(made):
 
 
 class Switched(Client):
-    """The client of the case that is being tried."""
+    """Uses the client of the current case."""
 
     def __init__(self, name):
         self.name = name
@@ -227,7 +227,7 @@ class Deployment:
         await self.federation.stop()
 
     async def play(self, made):
-        """Run an experiment; gives the model's digest and the rounds of the ledger."""
+        """Run an experiment; returns the model's digest and the rounds of the ledger."""
         for each in self.clients:
             each.make = partial(deployed, made)
         model = made.model()
@@ -247,7 +247,7 @@ class Deployment:
 
 
 def _waits_in_vain(engine):
-    """Whether no client is at work in an open round, which waits for its deadline."""
+    """Whether an open round has no client at work and waits for its deadline."""
     phases = set(engine.cohort.phases.values())
     return engine.state is RoundState.REPORTING and phases <= SETTLED
 
@@ -301,12 +301,12 @@ def test_a_simulation_and_a_deployment_end_with_the_same_model(part, situation, 
 
 
 def needs_whole_tensors(spec):
-    """Whether a client rule, or what each client keeps, refuses parts of tensors."""
+    """Whether a client rule or kept tensors refuse parts of tensors."""
     return not spec.build_strategy().rule.is_elementary or bool(spec.build_personal().keep)
 
 
 def refused(made, deployment, runner):
-    """A part of a tensor is refused by a simulation as by a device, whose round fails."""
+    """Check that simulation and device both refuse a part of a tensor."""
     with pytest.raises(UsageError, match="whole"):
         simulated(made)
     _, rounds = runner.run(deployment.play(made))
@@ -319,12 +319,12 @@ def measured(metrics):
 
 
 def examples(metrics):
-    """How many examples the clients of a round trained on."""
+    """The number of examples on which the clients of a round trained."""
     return (metrics or {}).get("num_examples", 0)
 
 
 def happened(situation, records):
-    """The rounds were as unusual as they should have been."""
+    """Check that the rounds were as unusual as intended."""
     unusual = records[UNUSUAL - 1]
     match situation:
         case "abandoned":
@@ -341,7 +341,7 @@ def happened(situation, records):
 
 
 def test_every_registered_part_has_a_case():
-    """A part that is registered is tried in each situation."""
+    """Every registered part is tried in each situation."""
     known = {
         "strategy": registry.STRATEGIES,
         "rule": registry.CLIENT_RULES,
