@@ -62,7 +62,7 @@ DIGITS = ROOT / "simulations" / "examples" / "digits.toml"
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
-def test_refuses_what_cannot_work(change, message):
+def test_invalid_settings_are_refused(change, message):
     with pytest.raises(UsageError, match=message):
         config.load(DIGITS, change)
 
@@ -75,7 +75,7 @@ def test_refuses_what_cannot_work(change, message):
     ],
     ids=["kernel", "device"],
 )
-def test_refuses_an_engine_that_cannot_carry_the_model(change, message, monkeypatch):
+def test_an_engine_that_does_not_support_the_model_is_refused(change, message, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UsageError, match=message):
         set_up_workers(config.load(DIGITS, change))
@@ -95,7 +95,7 @@ def test_refuses_an_engine_that_cannot_carry_the_model(change, message, monkeypa
     ],
     ids=["model", "loss", "broadcast", "many", "constructor"],
 )
-def test_refuses_a_model_or_a_loss_that_cannot_take_the_data(change, message, tmp_path):
+def test_a_model_or_a_loss_that_does_not_fit_the_data_is_refused(change, message, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(
         "from torch.nn.functional import cross_entropy\n"
@@ -112,7 +112,7 @@ def test_refuses_a_model_or_a_loss_that_cannot_take_the_data(change, message, tm
         set_up_workers(config.load(DIGITS, named))
 
 
-def test_says_whose_training_failed_and_where(tmp_path, monkeypatch):
+def test_a_failed_training_names_its_client_and_line(tmp_path, monkeypatch):
     """The same with one process and two; FEDLOOM_TRACEBACK adds the traceback."""
     own = tmp_path / "own.py"
     own.write_text(
@@ -146,7 +146,7 @@ def test_over_selection_needs_devices():
         simulate(config.load(DIGITS, {"cohort.over_selection": 1.5}), show=False)
 
 
-def test_reads_python_files(tmp_path):
+def test_python_files_are_read(tmp_path):
     """A file may hold settings, an experiment, or a function that makes either."""
     values = config.read(DIGITS)
     (tmp_path / "mine.py").write_text(
@@ -162,7 +162,7 @@ def test_reads_python_files(tmp_path):
         config.load(f"{tmp_path}/mine.py:made", {"rounds": 3})
 
 
-def test_takes_an_optimizer_and_clients_of_your_own(tmp_path):
+def test_a_users_own_optimizer_and_clients_are_accepted(tmp_path):
     """Momentum from a file, and a training loop of the user's."""
     from fedloom.simulation.api import simulate
 
@@ -181,20 +181,20 @@ def test_takes_an_optimizer_and_clients_of_your_own(tmp_path):
     assert simulate(own, show=False).records[0].training == {"mine": 7.0}
 
 
-def test_folders_count_from_the_file(tmp_path):
+def test_folders_are_relative_to_the_file(tmp_path):
     (tmp_path / "mnist.toml").write_text('[data]\nsource = "mnist"\nfolder = "here"\n')
     assert config.read(tmp_path / "mnist.toml")["data"]["folder"] == str(tmp_path / "here")
 
 
 @pytest.mark.parametrize("text", ["x = ", "\xff"])
-def test_says_where_a_file_is_not_toml(tmp_path, text):
+def test_toml_errors_have_their_position(tmp_path, text):
     path = tmp_path / "bad.toml"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match=r"bad.toml: Expected an experiment as"):
         config.load(path)
 
 
-def test_the_command_prints_json_and_exits_by_what_happened(tmp_path):
+def test_the_command_prints_json_and_an_exit_code(tmp_path):
     """0 and a digest when finished, 1 and the reason when stopped, 2 for invalid settings."""
     runner = CliRunner()
     words = ["simulate", str(DIGITS), "--json", "--workers", "1", "--set", "rounds=1"]
@@ -212,7 +212,7 @@ def test_the_command_prints_json_and_exits_by_what_happened(tmp_path):
     assert "got acuracy" in wrong.output
 
 
-def test_describes_without_training(tmp_path):
+def test_describe_trains_nothing(tmp_path):
     words = ["simulate", str(DIGITS), "--describe", "--json", "--out", str(tmp_path)]
     told = json.loads(CliRunner().invoke(main, words).output)
     assert told["clients"] == "20"
@@ -220,7 +220,7 @@ def test_describes_without_training(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["partition.png"]
 
 
-def test_values_of_a_table_are_learnt(tmp_path):
+def test_value_targets_of_a_table_are_learnt(tmp_path):
     """A model by name has one output per example, and the loss does not broadcast it."""
     table = tmp_path / "line.csv"
     rows = [f"{n / 50:.2f},{2 * n / 50 - 1:.2f}" for n in range(100)]

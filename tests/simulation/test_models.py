@@ -45,7 +45,7 @@ def test_sizes_and_activations_are_settings():
     assert [type(layer) for layer in model] == [nn.Linear, nn.Tanh, nn.Linear]
 
 
-def test_weights_come_from_the_seed_and_disturb_no_one():
+def test_weights_follow_from_the_seed_without_changing_torchs_generator():
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -56,7 +56,7 @@ def test_weights_come_from_the_seed_and_disturb_no_one():
     assert first.tobytes() == again.tobytes() != other.tobytes()
 
 
-def test_ones_own_model_and_loss_come_from_a_file(tmp_path):
+def test_a_users_own_model_and_loss_are_loaded_from_a_file(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
         "import torch\n"

@@ -5,7 +5,7 @@ import numpy as np
 from fedloom.simulation.seeds import stream
 
 
-def test_a_stream_depends_on_its_name_alone():
+def test_a_stream_depends_only_on_its_name():
     expected = stream(3, "split").random(8)
     stream(3, "other").random(100)
     assert np.array_equal(stream(3, "split").random(8), expected)

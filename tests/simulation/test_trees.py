@@ -45,7 +45,7 @@ def _experiment(names=3, rounds=2, workers=1):
     )
 
 
-def test_a_run_of_one_client_is_xgboost_by_itself():
+def test_a_run_of_one_client_equals_xgboost():
     """The same bits after sums and means; the test examples are evaluated with this booster."""
     described = _experiment(names=1, rounds=3)
     result = simulate(described, show=False)
@@ -63,7 +63,7 @@ def test_a_run_of_one_client_is_xgboost_by_itself():
 @pytest.mark.long
 @pytest.mark.e2e
 def test_trees_have_the_same_bits_over_the_wire_and_for_any_number_of_workers():
-    """The server knows nothing of trees."""
+    """The server has no code for trees."""
     here = simulate(_experiment(), show=False)
     assert simulate(_experiment(workers=2), show=False).digest == here.digest
     assert over_the_wire(_experiment(), show=False).digest == here.digest

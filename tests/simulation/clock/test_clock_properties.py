@@ -1,8 +1,7 @@
-"""Playing is a pure function with the server's decisions, for any devices.
+"""A played round is a pure function with the server's decisions, for any devices.
 
-The witness is a plain simulation that tells the engine of every coming and going of every device
-at its time, with a list that it sorts again and again; it shares no code with the clock but the
-devices' own numbers.
+The witness is a plain simulation that reports every arrival and departure of every device to the
+engine at its time. It shares no code with the clock except the devices' numbers.
 """
 
 from dataclasses import dataclass, field
@@ -38,7 +37,7 @@ CLIENTS = 12
 
 @st.composite
 def tables(draw):
-    """Settings of devices, from punctual to hopeless."""
+    """Settings of devices, from reliable to unusable."""
     table = {
         "compute_examples_per_s": {"distribution": "lognormal", "median": 10.0, "sigma": 0.8},
         "download_mbit_s": {"distribution": "uniform", "low": 1.0, "high": 50.0},
@@ -58,7 +57,7 @@ def tables(draw):
 
 @st.composite
 def configs(draw):
-    """Rounds of which twelve clients are enough."""
+    """Rounds for which twelve clients are enough."""
     goal = draw(st.integers(1, 6))
     return RoundConfig(
         goal=goal,
@@ -90,7 +89,7 @@ def clock_of(table, seed):
 
 @dataclass
 class Witness:
-    """Plays a round the long way."""
+    """Plays a round event by event."""
 
     names: list
     devices: Devices
@@ -105,7 +104,7 @@ class Witness:
     accepted: list = field(default_factory=list)
 
     def tell(self, event):
-        """Tell the engine and do as it says."""
+        """Give the engine an event and perform its effects."""
         declining = []
         for effect in self.round.handle(event, self.now):
             if isinstance(effect, Offer):
@@ -117,20 +116,20 @@ class Witness:
         return declining
 
     def tell_all(self, event):
-        """And have those decline who do, in turn."""
+        """Give the engine events, and let clients that decline do so, in order."""
         declining = self.tell(event)
         while declining:
             declining += self.tell(OfferDeclined(declining.pop(0)))
 
     def begin(self, place):
-        """Take the task up, for the first time or again."""
+        """Start a task, or resume it."""
         self.tell(OfferAccepted(self.names[place]))
         part = 1.0 if self.fails_at is None else min(1.0, self.fails_at[place])
         self.left_s.setdefault(place, float(self.work_s[place] * part))
         self.agenda.append((self.now + self.left_s[place], "ends", place))
 
     def ends(self, place):
-        """Work is done, or given up."""
+        """The work is finished or has failed."""
         name = self.names[place]
         if self.fails_at is not None and self.fails_at[place] < 1:
             self.tell_all(ClientFailed(name))
@@ -141,12 +140,12 @@ class Witness:
             self.tell_all(UpdateAccepted(name))
 
     def comes(self, place):
-        """A device is there."""
+        """A device becomes available."""
         self.agenda.append((self.next_change(place), "goes", place))
         self.tell_all(Attended(self.names[place]))
 
     def goes(self, place):
-        """A device is not there any more; what it was doing stands still."""
+        """A device becomes unavailable; its work is paused."""
         self.agenda.append((self.next_change(place), "comes", place))
         for entry in [e for e in self.agenda if e[1:] == ("ends", place)]:
             self.left_s[place] = entry[0] - self.now
@@ -154,12 +153,12 @@ class Witness:
         self.tell_all(Left(self.names[place]))
 
     def next_change(self, place):
-        """After now."""
+        """The time of the next change after now."""
         availability = self.devices.availability
         return inf if availability is None else availability.next_change(place, self.now)
 
     def play(self):
-        """Until it is over."""
+        """Play until the round is over."""
         self.tell_all(Wake())
         while self.round.state in (RoundState.SELECTING, RoundState.REPORTING):
             wake = (self.round.wake_at if self.round.wake_at is not None else inf, "~wake", -1)
@@ -172,7 +171,7 @@ class Witness:
 
 
 def witnessed(config, table, seed, refused):
-    """The same round, the long way."""
+    """The same round, event by event."""
     devices, names = Devices.build(table, CLIENTS, seed), numbered(CLIENTS)
     there = np.ones(CLIENTS, bool)
     if devices.availability is not None:
@@ -201,12 +200,12 @@ def witnessed(config, table, seed, refused):
 
 @games
 @settings(max_examples=150)
-def test_the_clock_decides_as_the_engine_fed_by_hand(config, table, seed, refused):
+def test_the_clock_decides_like_an_engine_fed_event_by_event(config, table, seed, refused):
     try:
         game = clock_of(table, seed).play(
             config, select=uniform(seed, 5), round_number=5, load=load(), refused=refused
         )
-    except UsageError:  # so many are never there at once
+    except UsageError:  # so many are never available at once
         return
     witness = witnessed(config, table, seed, refused)
     assert game.cohort == tuple(witness.round.cohort.phases)
@@ -217,7 +216,7 @@ def test_the_clock_decides_as_the_engine_fed_by_hand(config, table, seed, refuse
 
 
 @games
-def test_a_round_keeps_its_promises(config, table, seed, refused):
+def test_a_round_keeps_its_invariants(config, table, seed, refused):
     clock = clock_of(table, seed)
     try:
         game = clock.play(

@@ -82,8 +82,8 @@ def test_bad_settings_are_refused(settings, message):
         built(**settings)
 
 
-def test_a_missing_pair_of_speeds_is_refused_however_devices_are_made():
-    """Infinite, zero and missing speeds are refused."""
+def test_zero_speeds_are_refused():
+    """Also for devices made without settings."""
     with pytest.raises(UsageError, match="upload > 0"):
         Devices(
             seed=0, example_s=np.ones(2), download=np.ones(2), upload=np.array([1.0, 0.0]),
@@ -178,7 +178,7 @@ def test_probabilities_are_met():
         ((None, 2, 0), [14, 50]),
     ],
 )
-def test_examples_are_counted_as_the_training_loop_takes_them(settings, trained):
+def test_examples_are_counted_like_in_the_training_loop(settings, trained):
     """Passes over 7 and 25 examples; the last batch of a pass may be smaller."""
     epochs, steps, batch_size = settings
     told = RoundSettings(epochs=epochs, steps=steps, batch_size=batch_size, learning_rate=0.1)
@@ -188,7 +188,7 @@ def test_examples_are_counted_as_the_training_loop_takes_them(settings, trained)
 # ---- availability --------------------------------------------------------------------------------
 
 
-def test_periodic_devices_are_there_as_often_as_they_should():
+def test_periodic_devices_are_available_for_their_share():
     devices = built(num_clients=30_000, availability={"on_s": 100, "off_s": 200})
     for now in (0.0, 50.0, 12_345.6):
         there, changes = devices.availability.look(now)
@@ -198,7 +198,7 @@ def test_periodic_devices_are_there_as_often_as_they_should():
         assert changes[~there].max() <= now + 200
 
 
-def test_windows_repeat_and_join_where_the_cycle_does():
+def test_windows_repeat_and_join_at_the_end_of_the_cycle():
     """[90, 100] and [0, 20] of a 100 s cycle are one stay of 30 s."""
     availability = from_windows(
         [[(0.0, 20.0), (50.0, 60.0), (90.0, 100.0)]], [100.0], np.zeros(1, np.int64)
@@ -219,7 +219,7 @@ def test_windows_that_touch_or_overlap_are_one():
     assert availability.next_change(0, 40.0) == 110.0
 
 
-def test_devices_that_never_change_never_change():
+def test_constant_devices_have_no_next_change():
     availability = from_windows([[(0.0, 100.0)], []], [100.0, 50.0], np.array([0, 1]))
     there, changes = availability.look(1234.0)
     assert there.tolist() == [True, False]
@@ -233,7 +233,7 @@ def test_devices_that_never_change_never_change():
     phase=st.floats(0, 1, exclude_max=True),
     now=st.floats(0, 1e7),
 )
-def test_one_device_and_all_of_them_agree_and_alternate(on_s, off_s, phase, now):
+def test_changes_of_one_device_and_of_all_agree(on_s, off_s, phase, now):
     """A change is after now, the device has changed at its time, and both methods agree."""
     availability = periodic(np.array([on_s]), np.array([off_s]), np.array([phase]))
     there, changes = availability.look(now)
@@ -245,8 +245,8 @@ def test_one_device_and_all_of_them_agree_and_alternate(on_s, off_s, phase, now)
         assert there[0] != before
 
 
-def test_the_first_time_with_enough_is_found():
-    """By hand: 2 are there from 30 s, 3 from 310 s, all four never."""
+def test_the_first_time_with_enough_devices_is_found():
+    """By hand: 2 are available from 30 s, 3 from 310 s, all four never."""
     windows = [[(0.0, 1000.0)], [(30.0, 40.0)], [(300.0, 400.0)], [(310.0, 320.0)]]
     availability = from_windows(windows, [1000.0] * 4, np.arange(4))
     found = [availability.first_with(wanted, 0.0) for wanted in (1, 2, 3, 4)]
@@ -255,7 +255,7 @@ def test_the_first_time_with_enough_is_found():
     assert availability.first_with(2, 500.0) == 1030.0
 
 
-def test_leaving_and_coming_at_one_moment_is_not_being_there_together():
+def test_a_departure_and_an_arrival_at_once_do_not_overlap():
     windows = [[(0.0, 50.0)], [(50.0, 100.0)]]
     availability = from_windows(windows, [100.0] * 2, np.arange(2))
     assert availability.first_with(2, 0.0) is None
@@ -280,7 +280,7 @@ def traces(tmp_path):
     return tmp_path
 
 
-def test_traces_are_shared_out_in_their_order(traces):
+def test_traces_are_assigned_in_their_order(traces):
     table = {"trace": {"capacity": "capacity", "behaviour": "behaviour"}}
     devices = Devices.build(table, 5, seed=0, folder=traces)
     assert devices.example_s.tolist() == pytest.approx([0.03, 0.06, 0.03, 0.06, 0.03])
@@ -298,7 +298,7 @@ def test_traces_can_be_shuffled(traces):
     assert len(orders) == 6
 
 
-def test_a_trace_and_a_setting_of_the_same_thing_are_refused(traces):
+def test_a_trace_and_a_setting_of_one_quantity_are_refused(traces):
     with pytest.raises(UsageError, match="remove compute_examples_per_s, download_mbit_s, upload"):
         Devices.build(PLAIN | {"trace": {"capacity": "capacity"}}, 2, 0, traces)
     table = PLAIN | {"trace": {"behaviour": "behaviour"}, "availability": {"on_s": 1, "off_s": 1}}
@@ -311,7 +311,7 @@ def test_a_trace_and_a_setting_of_the_same_thing_are_refused(traces):
 PAGE = (Path(__file__).parents[3] / "docs" / "devices.md").read_text()
 
 
-def test_the_page_says_what_is_so(traces):
+def test_the_numbers_on_the_page_are_correct(traces):
     for code in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
         exec(code, {})
     plain, traced = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -1,7 +1,7 @@
 """Rounds on the virtual clock: scenarios with times computed by hand.
 
-A device's speeds are chosen so that its whole work takes a round number of seconds: one example a
-second, and transfers that cost nothing worth counting unless the test is about them.
+A device's speeds are chosen so that its whole work takes an integer number of seconds: one example
+per second, and transfers of negligible time unless the test is about them.
 """
 
 from math import inf
@@ -17,12 +17,12 @@ from fedloom.simulation.clock.round_clock import Clock, play
 
 
 def in_order(candidates, count):
-    """A draw that everybody can follow: the first by name."""
+    """A predictable draw: the first by name."""
     return list(candidates[:count])
 
 
 def fleet(work_s, *, windows=None, cycle_s=1000.0, failure=0.0, drop_out=0.0):
-    """Devices of which each works so many seconds, and a load that asks it of them."""
+    """Devices whose work takes these seconds each, and the load."""
     clients = len(work_s)
     availability = None
     if windows is not None:
@@ -104,12 +104,12 @@ def test_the_deadline_abandons_without_a_quorum():
     assert game.end_s == 65.0
 
 
-def test_an_update_at_the_very_deadline_counts():
+def test_an_update_exactly_at_the_deadline_counts():
     config = RoundConfig(goal=2, quorum=2, deadline_s=60.0)
     assert played(config, [30.0, 60.0]).state is RoundState.COMMITTED
 
 
-# ---- clients that do not do as hoped -------------------------------------------------------------
+# ---- failures and refusals -----------------------------------------------------------------------
 
 
 def test_a_failure_is_replaced_by_an_idle_device():
@@ -129,13 +129,13 @@ def test_a_device_that_drops_out_is_replaced_at_once():
     assert game.counts[Phase.DECLINED] == 1
 
 
-def test_a_round_in_which_everybody_drops_out_is_abandoned():
+def test_a_round_in_which_all_clients_drop_out_is_abandoned():
     game = played(RoundConfig(goal=2, deadline_s=60.0), [1.0] * 10, drop_out=1.0)
     assert (game.state, game.end_s) == (RoundState.ABANDONED, 60.0)
     assert game.counts[Phase.DECLINED] == 10
 
 
-def test_thousands_that_drop_out_one_after_the_other_are_no_trouble():
+def test_thousands_of_successive_dropouts_are_handled():
     names = [f"c{number:05}" for number in range(5_000)]
     devices, load = fleet([1.0] * len(names), drop_out=1.0)
     game = play(
@@ -157,21 +157,21 @@ def test_a_refused_update_is_replaced_and_never_accepted():
 ALWAYS = [(0.0, 1000.0)]
 
 
-def test_a_round_waits_until_enough_devices_are_there():
-    """The second comes at 300 s; the deadline runs from then."""
+def test_a_round_waits_for_enough_devices():
+    """The second is available from 300 s; the deadline runs from then."""
     config = RoundConfig(goal=2, quorum=1, deadline_s=60.0)
     game = played(config, [10.0, 100.0], windows=[ALWAYS, [(300.0, 900.0)]])
     assert (game.start_s, game.opened_s) == (0.0, 300.0)
     assert (game.accepted, game.end_s) == (("a",), 360.0)
 
 
-def test_a_later_turn_of_the_cycle_is_waited_for():
-    """A round started after this turn's window opens in the window of the next turn."""
+def test_a_round_waits_for_the_next_cycle():
+    """Started after this cycle's window, it opens in the next cycle's window."""
     game = played(RoundConfig(goal=1), [10.0], windows=[[(300.0, 400.0)]], start_s=2500.0)
     assert (game.opened_s, game.end_s) == (3300.0, 3310.0)
 
 
-def test_devices_that_are_never_there_at_once_are_an_error():
+def test_devices_that_are_never_available_together_are_an_error():
     windows = [[(0.0, 400.0)], [(400.0, 1000.0)]]
     with pytest.raises(UsageError, match="never 2 devices available at once"):
         played(RoundConfig(goal=2), [1.0, 1.0], windows=windows)
@@ -186,7 +186,7 @@ def test_a_device_that_returns_continues_its_work():
     assert (game.accepted_s, game.state) == ((70.0,), RoundState.COMMITTED)
 
 
-def test_a_device_away_longer_than_the_grace_period_is_replaced_and_may_return():
+def test_a_device_absent_past_the_grace_period_is_replaced_and_may_return():
     """Client b takes its place at 45 s and would need until 145; a is back at 60 and done at 80."""
     config = RoundConfig(goal=1, patience_s=5.0)
     game = played(config, [60.0, 100.0], windows=[[(0.0, 40.0), (60.0, 1000.0)], ALWAYS])
@@ -194,7 +194,7 @@ def test_a_device_away_longer_than_the_grace_period_is_replaced_and_may_return()
     assert (game.accepted, game.end_s) == (("a",), 80.0)
 
 
-def test_a_grace_period_that_ends_as_another_reports_is_noticed():
+def test_a_grace_period_that_ends_with_a_report_takes_effect():
     """Both at 50 s: a's update counts, b is lost, and c takes its place."""
     config = RoundConfig(goal=2, quorum=2, patience_s=10.0)
     windows = [ALWAYS, [(0.0, 40.0)], ALWAYS]
@@ -218,8 +218,8 @@ def test_a_free_place_goes_to_the_next_newcomer():
     assert game.accepted_s == (10.0, 25.0)
 
 
-def test_a_replacement_is_one_that_is_still_there():
-    """When a fails, c has left and d has come: d takes the place."""
+def test_a_replacement_is_available():
+    """When a fails, c is unavailable and d available: d takes the place."""
     windows = [ALWAYS, ALWAYS, [(0.0, 0.001)], [(0.001, 1000.0)]]
     game = played(
         RoundConfig(goal=2), [100.0, 10.0, 5.0, 5.0], windows=windows, failure=[1, 0, 0, 0]
@@ -227,8 +227,8 @@ def test_a_replacement_is_one_that_is_still_there():
     assert game.cohort == ("a", "b", "d")
 
 
-def test_devices_that_come_at_one_moment_are_drawn_from_together():
-    """All ten come at 100 s, and over-selection asks more of them than the goal."""
+def test_devices_that_arrive_together_are_drawn_together():
+    """All ten arrive at 100 s, and over-selection asks more of them than the goal."""
     config = RoundConfig(goal=2, over_selection=2.0)
     game = played(config, [1.0] * 10, windows=[[(100.0, 200.0)]] * 10)
     assert (game.opened_s, len(game.cohort)) == (100.0, 4)
@@ -245,7 +245,7 @@ def untimed(config, names, **how):
     )
 
 
-def test_without_devices_the_cohort_reports_in_its_order():
+def test_without_devices_the_cohort_reports_in_order():
     game = untimed(RoundConfig(goal=4), list("abcdefgh"))
     assert game.accepted == game.cohort
     assert len(game.accepted) == 4

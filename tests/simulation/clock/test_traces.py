@@ -47,13 +47,13 @@ def test_a_behaviour_is_windows_in_a_cycle(store):
     assert read_behaviour(store(BEHAVIOUR)) == [Behaviour(((10.0, 40.0), (70.0, 100.0)), 120.0)]
 
 
-def test_what_lies_beyond_the_cycle_never_comes(store):
+def test_windows_beyond_the_cycle_are_ignored(store):
     entry = BEHAVIOUR[1] | {"active": [10, 70, 130], "inactive": [40, 125, 140]}
     (found,) = read_behaviour(store({1: entry}))
     assert found.windows == ((10.0, 40.0), (70.0, 120.0))
 
 
-def test_the_same_is_read_as_json(store):
+def test_json_traces_are_read(store):
     assert read_capacity(store(json.dumps(CAPACITY).encode())) == [Capacity(0.162, 706_000.0)]
     assert len(read_behaviour(store(json.dumps(BEHAVIOUR).encode()))) == 1
 
@@ -66,7 +66,7 @@ def test_numpy_scalars_are_numbers(store, kind, protocol):
 
 
 class _Bomb:
-    """What no trace may do."""
+    """Code that must not run when a trace is read."""
 
     def __reduce__(self):
         return (Path.touch, (Path("exploded"),))
@@ -91,12 +91,12 @@ def test_nothing_but_plain_values_is_built(store, tmp_path, monkeypatch, content
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"not a trace", b"\x80\x04", {}, [1], {1: 2}, None])
-def test_what_is_no_trace_is_refused(store, content):
+def test_an_invalid_trace_is_refused(store, content):
     with pytest.raises(UsageError, match="trace"):
         read_behaviour(store(content))
 
 
-def test_a_trace_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_trace_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"The trace .*gone cannot be read"):
         read_capacity(tmp_path / "gone")
 

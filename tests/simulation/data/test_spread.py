@@ -16,7 +16,7 @@ def _population(**settings):
     return sources.load(source="synthetic", seed=1, examples=400, classes=4, **given_)
 
 
-def test_clients_with_one_class_each_are_as_far_from_all_as_can_be():
+def test_clients_with_one_class_each_have_the_largest_distance():
     """1 − 1/K, zero bits, one effective class; with equal mixes neither."""
     apart = statistics(_population(partition={"name": "pathological", "classes_per_client": 1}))
     assert (apart.clients, apart.examples, apart.min_size, apart.max_size) == (4, 400, 100, 100)
@@ -45,7 +45,7 @@ def test_measures_of_skew_stay_within_their_bounds(rows):
     assert ((entropies(counts) >= -1e-12) & (entropies(counts) <= np.log(3) + 1e-12)).all()
 
 
-def test_values_have_sizes_and_no_labels():
+def test_value_targets_have_sizes_and_no_labels():
     """The table and the picture omit labels."""
     population = sources.from_arrays(np.zeros((6, 2)), np.arange(6.0), clients=2)
     table = statistics(population)
@@ -65,7 +65,7 @@ def test_targets_of_sequences_are_counted_one_by_one():
 
 
 @pytest.mark.parametrize("clients", [1, 4, 41, 400])
-def test_a_heat_map_is_a_png_that_repeats(clients, tmp_path):
+def test_a_heat_map_is_a_reproducible_png(clients, tmp_path):
     population = _population(clients=clients)
     path = tmp_path / "map.png"
     png = heat_map(population, path)

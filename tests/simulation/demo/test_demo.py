@@ -33,7 +33,7 @@ def test_the_model_scores_images_of_any_size(shape):
     assert network(torch.zeros(2, *shape)).shape == (2, 7)
 
 
-def test_a_seed_gives_the_initial_weights_and_leaves_torch_alone():
+def test_a_seed_gives_the_initial_weights_without_changing_torchs_generator():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -42,7 +42,7 @@ def test_a_seed_gives_the_initial_weights_and_leaves_torch_alone():
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
-def test_held_out_shards_together_are_the_held_out_set(population):
+def test_held_out_shards_make_up_the_held_out_set(population):
     shards = np.concatenate([*population.shards, *population.held_out_shards])
     assert sorted(shards) == list(range(1797))
     held_out = data.take(population, np.sort(np.concatenate(population.held_out_shards)))
@@ -51,7 +51,7 @@ def test_held_out_shards_together_are_the_held_out_set(population):
     assert len(data.all_training(population)) + len(population.test) == 1797
 
 
-def test_a_client_process_finds_its_shard_in_its_file(population, tmp_path):
+def test_a_client_process_loads_its_shard_from_its_file(population, tmp_path):
     """The client program trains and evaluates on its examples of the population."""
     paths = data.write(population, tmp_path)
     assert list(paths) == ["site-1", "site-2", "site-3"]
@@ -68,7 +68,7 @@ def test_a_client_process_finds_its_shard_in_its_file(population, tmp_path):
 
 
 def test_baselines_train_all_models_by_the_same_rules(population):
-    """A point for each round of the centralised model, and one for each client alone."""
+    """A point for each round of the centralised model, and one for each single client."""
     seen = {}
     found = baselines.measure(population, TINY, num_processes=1, progress=seen.__setitem__)
     assert len(found.centralised) == TINY.rounds
@@ -98,8 +98,8 @@ def test_settings_that_train_nothing_are_refused(change):
         DemoSettings(**{**values, **change})
 
 
-def test_a_client_process_loads_nothing_that_it_does_not_need():
-    """Eight of them start at once: no scikit-learn, no matplotlib, no optimizers of torch."""
+def test_a_client_process_imports_only_what_it_needs():
+    """Eight start at once: no scikit-learn, no matplotlib, no optimizers of torch."""
     code = (
         "import sys, fedloom.simulation.demo.client_main\n"
         "heavy = {'sklearn', 'matplotlib', 'torch._dynamo', 'sympy', 'fastapi', 'sqlalchemy'}\n"

@@ -32,7 +32,7 @@ def _text(status):
     return console.file.getvalue()
 
 
-def test_a_run_without_a_round_says_who_is_there():
+def test_a_run_without_a_round_shows_connected_clients():
     text = _text(_status())
     assert "0 of 3" in text
     assert "8 clients available" in text

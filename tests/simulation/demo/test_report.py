@@ -29,13 +29,13 @@ def _text(renderable):
     return console.file.getvalue()
 
 
-def test_the_summary_puts_federated_beside_centralised_and_alone():
+def test_the_summary_compares_federated_with_the_baselines():
     text = _text(report.summary(_outcome()))
     for part in ("95.00%", "97.50%", "2.50 points above", "site-2 alone", "70.00%", "40 held-out"):
         assert part in text
 
 
-def test_the_summary_says_so_when_federated_is_better():
+def test_the_summary_states_when_federated_is_better():
     assert "2.00 points below" in _text(report.summary(_outcome(federated=(0.1, 0.995))))
 
 

@@ -59,7 +59,7 @@ def _mlp():
 
 
 def _normed():
-    """Layer normalisation looks at one example at a time; one layer stays as it is."""
+    """Layer normalisation uses one example at a time; one layer is not trained."""
     model = kernels.seeded(
         lambda: nn.Sequential(nn.Linear(12, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 4))
     )
@@ -119,7 +119,7 @@ def test_float32_agrees_within_the_stated_tolerance():
             assert np.abs(value - theirs).max() < 1e-5 * np.abs(theirs).max()
 
 
-def test_places_to_be_ignored_and_squared_errors_agree():
+def test_ignored_positions_and_squared_errors_agree():
     """Targets of −100 have weight 0; targets that are values have no accuracy."""
     people = kernels.population(dtype=np.float64)
     people.examples.y[::9] = -100

@@ -1,7 +1,7 @@
-"""The compiled kernel agrees with the resident one but for rounding, and falls back in words.
+"""The compiled kernel agrees with the resident one up to rounding, and falls back with a reason.
 
-The compiler proper takes 20 s when nothing is cached, so most tests leave out its last stage, the
-generation of machine code; FEDLOOM_TEST_COMPILE=1 adds the test with it.
+The compiler takes 20 s without a cache, so most tests omit its last stage, the generation of
+machine code; FEDLOOM_TEST_COMPILE=1 adds the test with it.
 """
 
 import os
@@ -39,7 +39,7 @@ def _agree(task, make=_mlp):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Trace and differentiate as the compiler does, then run what came of it as it is."""
+    """Trace and differentiate like the compiler, then run the result without compiling."""
     count = []
 
     def backend(graph, _inputs):

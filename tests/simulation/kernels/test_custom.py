@@ -57,7 +57,7 @@ def test_a_client_gets_its_own_copies_and_its_seed():
         assert outcome.weight is None
 
 
-def test_a_task_that_only_evaluates_has_this_kind():
+def test_an_evaluation_task_has_its_kind():
     seen = []
     task = kernels.task(train=False, evaluate=True)
     (outcome,) = _kernel(seen).work(PARAMS, task, [ClientJob(1, 7)])

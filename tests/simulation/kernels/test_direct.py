@@ -1,4 +1,4 @@
-"""Layers of `direct` learn the same as with autograd, whatever the network."""
+"""Layers of `direct` train like with autograd, for any network."""
 
 import pytest
 import torch
@@ -94,7 +94,7 @@ def _trained(module, optimizer, dtype, batch):
 
 @pytest.mark.parametrize("batch", [1, 10, 40])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_a_network_learns_the_same_as_with_autograd(network, batch):
+def test_a_network_trains_like_with_autograd(network, batch):
     """For few, some and many inputs; weights that are shared, used twice, frozen or batched."""
     make = NETWORKS[network]
     usual, model = (kernels.seeded(make).double() for _ in range(2))
@@ -129,7 +129,7 @@ def test_a_step_is_taken_once():
 def test_relu_after_the_maximum_changes_no_bits():
     """Where the maxima before and after ReLU differ in place, the gradient is zero."""
     images = torch.randn(6, 3, 9, 9)
-    images[0], images[1, :, ::2] = -1, 1  # nothing above zero, and ties
+    images[0], images[1, :, ::2] = -1, 1  # no value above zero, and ties
     both = [
         nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Flatten())
         for _ in range(2)
@@ -178,7 +178,7 @@ def test_models_with_hooks_are_not_changed(what):
     assert direct.of(_watched(what), cross_entropy) is None
 
 
-def test_only_pytorchs_own_sequences_and_losses_are_accepted():
+def test_only_pytorch_sequences_and_losses_are_accepted():
     assert direct.of(_Own(nn.Linear(12, 4)), cross_entropy) is None
     assert direct.of(nn.Linear(12, 4), cross_entropy) is None
     assert direct.of(_chain(), _own_loss) is None

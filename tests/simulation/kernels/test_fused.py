@@ -213,7 +213,7 @@ def test_data_that_does_not_fit_the_chain_is_refused(data, reason):
     assert reason in Fused.carries(kernels.mlp(), cross_entropy, Plain(), None, people)
 
 
-def test_the_named_networks_of_linear_layers_are_supported():
+def test_named_networks_of_linear_layers_are_supported():
     for name, settings in (("logistic", {}), ("2nn", {}), ("mlp", {"hidden": [5]})):
         model = models.build(name, input_shape=(1, 3, 4), num_classes=4, **settings)
         people = kernels.population(shape=(1, 3, 4))

@@ -14,7 +14,7 @@ def test_a_populations_arrays_are_not_copied():
     assert y.data_ptr() == people.examples.y.ctypes.data
 
 
-def test_a_client_gets_its_own_examples_in_the_order_asked_for():
+def test_a_client_gets_its_own_examples_in_the_requested_order():
     """As a copy."""
     people = kernels.population()
     holdings, shard = Holdings(people, kernels.CPU), people.shards[1]

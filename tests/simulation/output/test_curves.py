@@ -12,8 +12,8 @@ from fedloom.simulation.output import curves, scales, words
 from support.histories import history
 
 
-def test_the_main_metric_is_accuracy_where_it_was_measured_best():
-    """Test examples before clients' own, and training only where there is nothing else."""
+def test_the_main_metric_is_the_best_measured_accuracy():
+    """Test metrics before clients' evaluation, and training metrics only without both."""
     assert curves.main_metric(history(2)) == ("test", "accuracy")
     only_training = [dataclasses.replace(record, test={}) for record in history(2)]
     assert curves.main_metric(only_training) == ("training", "accuracy")
@@ -24,14 +24,14 @@ def test_the_main_metric_is_accuracy_where_it_was_measured_best():
     assert curves.main_metric([]) is None
 
 
-def test_the_best_is_highest_for_shares_and_lowest_for_the_rest():
+def test_the_best_value_is_highest_for_shares_and_lowest_for_others():
     points = [(1, math.nan), (2, 0.5), (3, 0.9), (4, 0.9), (5, 0.7)]
     assert curves.best(points, "accuracy") == (3, 0.9)
     assert curves.best(points, "loss") == (2, 0.5)
     assert curves.best([(1, math.nan)], "loss") is None
 
 
-def test_wall_time_goes_on_over_a_resumption():
+def test_wall_time_continues_after_a_resumption():
     first, second = history(3), history(2)
     times = curves.wall_times([*first, *second])
     assert times == sorted(times)
@@ -104,7 +104,7 @@ def test_a_range_of_many_magnitudes_is_drawn_in_logarithms():
     assert math.isfinite(scales.AxisScale.of([1e127, 2e-179], "loss").place(1e127))
 
 
-def test_labels_of_shares_say_their_ticks_exactly():
+def test_labels_of_shares_are_exact():
     """Steps of 2.5 % need a decimal, steps of 2 % none."""
     narrow = scales.AxisScale.of([0.801, 0.912], "accuracy")
     assert [float(narrow.label(t)[:-1]) for t in narrow.ticks] == pytest.approx(
@@ -129,7 +129,7 @@ def test_ticks_of_time_are_few_and_within(high):
 
 @given(st.floats(0, 1e8))
 @example(5_182_200.0)  # 60 days to the hour
-def test_durations_never_say_sixty(seconds):
+def test_durations_never_show_sixty(seconds):
     parts = words.duration(seconds).split()
     assert all(unit in ("ms", "d") for n, unit in itertools.pairwise(parts) if n == "60")
     assert parts[:2] != ["24", "h"]

@@ -36,7 +36,7 @@ def _rows(path):
         return list(csv.DictReader(file))
 
 
-def test_rounds_come_back_from_the_lines_as_they_were(tmp_path):
+def test_rounds_survive_a_round_trip(tmp_path):
     records = list(history(5, abandoned={3}))
     _begun(tmp_path / "out", records)
     assert metrics.read(tmp_path / "out" / "metrics.jsonl") == records
@@ -50,7 +50,7 @@ def test_a_round_can_be_read_before_the_next_begins(tmp_path):
             assert [row["round"] for row in _rows(folder.path)][-1] == str(number)
 
 
-def test_what_is_not_finite_is_null_in_the_lines_and_nan_in_the_table(tmp_path):
+def test_non_finite_values_are_null_in_json_and_nan_in_csv(tmp_path):
     _begun(tmp_path / "out", history(4, diverged_from=2, test_every=2))
     lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
     values = [json.loads(line, parse_constant=pytest.fail)["test"] for line in lines]
@@ -82,7 +82,7 @@ def test_columns_keep_their_order_when_a_metric_appears_late(tmp_path):
     assert [row["round"] for row in rows] == list("123456")
 
 
-def test_the_table_made_anew_is_the_table_written_round_by_round(tmp_path):
+def test_a_rewritten_table_equals_the_table_written_by_round(tmp_path):
     """A resumption rewrites the table with the same content."""
     _begun(tmp_path / "out", history(6, test_every=4, abandoned={2}))
     before = (tmp_path / "out" / "metrics.csv").read_bytes()
@@ -104,7 +104,7 @@ def test_a_resumption_drops_the_rounds_after_the_checkpoint(tmp_path):
         assert [row["round"] for row in _rows(folder.path)] == list("12345")
 
 
-def test_a_torn_last_line_is_cut_off(tmp_path):
+def test_an_incomplete_last_line_is_removed(tmp_path):
     """A process may die during a write."""
     records = history(3)
     _begun(tmp_path / "out", records)
@@ -116,7 +116,7 @@ def test_a_torn_last_line_is_cut_off(tmp_path):
         assert len(folder.records()) == 4
 
 
-def test_a_spoilt_line_before_the_last_is_refused(tmp_path):
+def test_a_damaged_earlier_line_is_refused(tmp_path):
     """Ignoring it would lose a round."""
     _begun(tmp_path / "out", history(2))
     path = tmp_path / "out" / "metrics.jsonl"
@@ -144,14 +144,14 @@ def test_a_folder_with_results_is_not_overwritten(tmp_path):
         OutputFolder(tmp_path / "out", resume=False)
 
 
-def test_a_folder_of_settings_that_failed_at_once_can_be_used_again(tmp_path):
-    """A folder without rounds may be begun in again, with other settings."""
+def test_a_folder_without_rounds_can_be_used_again(tmp_path):
+    """With other settings."""
     _begun(tmp_path / "out")
     _begun(tmp_path / "out", history(1), settings={**SETTINGS, "seed": 8})
     assert json.loads((tmp_path / "out" / "resolved.json").read_text())["seed"] == 8
 
 
-def test_a_file_is_no_folder(tmp_path):
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(UsageError, match="is a file"):
         OutputFolder(tmp_path / "out", resume=False)
@@ -175,7 +175,7 @@ def test_one_process_writes_at_a_time(tmp_path):
     OutputFolder(tmp_path / "out", resume=True).close()
 
 
-def test_the_configuration_is_kept_as_given_and_as_resolved(tmp_path):
+def test_the_given_and_the_resolved_configuration_are_stored(tmp_path):
     text = '# mine\nname = "digits"\n'
     with OutputFolder(tmp_path / "out", resume=False) as folder:
         folder.configure(text, SETTINGS)
@@ -188,7 +188,7 @@ def test_the_configuration_is_kept_as_given_and_as_resolved(tmp_path):
         assert environment["cpus"] >= 1
 
 
-def test_the_model_comes_back(tmp_path):
+def test_the_model_survives_a_round_trip(tmp_path):
     params = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
     with OutputFolder(tmp_path / "out", resume=False) as folder:
         assert len(folder.write_model(params)) == 64
@@ -196,7 +196,7 @@ def test_the_model_comes_back(tmp_path):
     np.testing.assert_array_equal(read["w"], params["w"])
 
 
-def test_the_environment_names_no_one():
+def test_the_environment_does_not_name_the_machine():
     import platform
 
     assert platform.node() not in json.dumps(describe()).replace("localhost", "")
@@ -227,5 +227,5 @@ _values = st.recursive(
         lambda table: "\ud800" not in str(table)
     )
 )
-def test_settings_written_as_toml_are_read_as_they_were(table):
+def test_settings_survive_a_round_trip_through_toml(table):
     assert tomllib.loads(toml.dumps(table)) == table

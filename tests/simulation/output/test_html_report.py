@@ -16,7 +16,7 @@ _VOID = {"meta", "link", "img", "br", "i-"}
 
 
 class Page(HTMLParser):
-    """Collects what a browser would see."""
+    """Collects tags, texts and addresses like a browser."""
 
     def __init__(self, html):
         super().__init__()
@@ -51,8 +51,8 @@ def _page(records=None, subject=None, **changes):
     return html, page
 
 
-def test_the_page_is_whole_and_fetches_nothing():
-    """No address of anything outside it, and a policy that forbids to load any."""
+def test_the_page_is_complete_and_loads_no_other_file():
+    """No outside address, and a policy that forbids loading."""
     html, page = _page(subject=Subject(name="digits", heat_map=b"\x89PNG"))
     assert not re.search(r"https?:|//[a-z]+\.|@import|url\(", html)
     assert all(src.startswith("data:image/png;base64,") for src in page.attributes("src"))
@@ -62,8 +62,8 @@ def test_the_page_is_whole_and_fetches_nothing():
     assert {"link", "iframe", "object"}.isdisjoint(tag for tag, _ in page.tags)
 
 
-def test_what_users_named_is_text():
-    """Names, settings, metrics, reasons, workers: none of it becomes a tag or a formula."""
+def test_names_from_users_are_escaped():
+    """Names, settings, metrics, reasons, workers: none becomes a tag or a formula."""
     records = [
         dataclasses.replace(
             record,
@@ -88,7 +88,7 @@ def test_what_users_named_is_text():
     assert "49" not in page.text.split("Rounds", 1)[0]
 
 
-def test_the_page_tells_the_figures():
+def test_the_page_has_the_results():
     """Last and best metric, rounds, abandoned rounds, time, engine, advice."""
     records = history(30, abandoned={4})
     subject = Subject(
@@ -108,7 +108,7 @@ def test_the_page_tells_the_figures():
     assert "Finished" in page.text
 
 
-def test_the_model_is_told_how_to_be_loaded_where_there_is_one(tmp_path):
+def test_the_page_shows_how_to_load_a_stored_model(tmp_path):
     _, page = _page(folder=tmp_path)
     assert f"load_file({str(tmp_path / 'model.safetensors')!r})" in page.text
     _, page = _page(folder=None)
@@ -128,12 +128,12 @@ def test_the_model_is_told_how_to_be_loaded_where_there_is_one(tmp_path):
     ],
     ids=["none", "one", "no devices", "diverged", "all abandoned", "rare tests", "nothing"],
 )
-def test_odd_simulations_have_a_report_too(records):
+def test_unusual_simulations_have_a_report(records):
     _, page = _page(records)
     assert "nan" not in page.text.lower().replace("finance", "")
 
 
-def test_a_long_simulation_is_thinned_and_says_so():
+def test_a_long_simulation_is_thinned_with_a_note():
     """The file stays small; the first and last rounds stay."""
     html, page = _page(history(5000, test_every=1))
     assert len(html) < 700_000
@@ -145,8 +145,8 @@ def test_a_long_simulation_is_thinned_and_says_so():
     assert (shown[0].round, shown[-1].round) == (1, 5000)
 
 
-def test_what_stands_under_the_pointer_is_sound():
-    """Places are percents, in order; the page's script reads nothing else."""
+def test_pointer_data_are_valid():
+    """Positions are percentages in ascending order; the page's script uses nothing else."""
     _, page = _page(history(20, diverged_from=15))
     hovers = [
         json.loads(text, parse_constant=pytest.fail) for text in page.attributes("data-hover")

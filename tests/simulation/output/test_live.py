@@ -16,7 +16,7 @@ from support.histories import history, result
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that the test advances."""
 
     def __init__(self):
         self.now = 0.0
@@ -36,7 +36,7 @@ def _panel(progress, width=90):
     return console.file.getvalue()
 
 
-def test_elsewhere_than_on_a_terminal_a_round_is_a_line():
+def test_without_a_terminal_each_round_is_a_line():
     console, clock = _console(), Clock()
     with Progress(4, console, name="digits", clock=clock) as progress:
         for record in history(4, abandoned={2}, test_every=3):
@@ -62,14 +62,14 @@ def test_a_line_is_not_wrapped_or_marked_up():
     assert console.file.getvalue().splitlines() == [f"round 1 abandoned: [bold]{'x' * 100}"]
 
 
-def test_nothing_is_shown_when_nothing_is_asked_for():
+def test_the_display_can_be_disabled():
     console = _console(terminal=True)
     with Progress(2, console, show=False) as progress:
         progress.update(history(1)[0])
     assert console.file.getvalue() == ""
 
 
-def test_the_panel_tells_round_metrics_speed_and_time():
+def test_the_panel_shows_round_metrics_speed_and_time():
     clock = Clock()
     progress = Progress(5, _console(), name="digits", engine="resident", clock=clock, show=False)
     with progress:
@@ -86,8 +86,8 @@ def test_the_panel_tells_round_metrics_speed_and_time():
     assert "resident" in text
 
 
-def test_time_left_shrinks_within_a_round():
-    """The open round has already begun."""
+def test_time_left_decreases_within_a_round():
+    """The elapsed time of the open round is subtracted."""
     clock = Clock()
     with Progress(3, _console(), clock=clock, show=False) as progress:
         assert progress.state().left_s is None
@@ -100,7 +100,7 @@ def test_time_left_shrinks_within_a_round():
         assert progress.state().left_s == 0
 
 
-def test_a_resumed_simulation_counts_from_where_it_was():
+def test_a_resumed_simulation_continues_the_count():
     clock = Clock()
     records = history(4)
     with Progress(4, _console(), before=records[:3], clock=clock, show=False) as progress:
@@ -127,7 +127,7 @@ def test_the_panel_fits_any_terminal(records, width):
     assert len(lines) <= 10
 
 
-def test_an_interrupted_display_leaves_the_terminal_as_it_was():
+def test_an_interrupted_display_restores_the_terminal():
     console = _console(terminal=True)
 
     def run():
@@ -142,7 +142,7 @@ def test_an_interrupted_display_leaves_the_terminal_as_it_was():
     assert "1 of 5" in text
 
 
-def test_a_notebook_has_one_cell_kept_up_to_date(monkeypatch):
+def test_a_notebook_has_one_updated_display(monkeypatch):
     shown = []
 
     class Handle:
@@ -173,7 +173,7 @@ def test_sparklines_show_shape_and_gaps():
     assert len(sparkline(list(range(1000)), 40)) == 40
 
 
-def test_the_summary_says_how_good_how_long_and_where(tmp_path):
+def test_the_summary_has_metrics_duration_and_folder(tmp_path):
     console = _console(width=300)
     records = history(30, abandoned={7})
     console.print(summary(result(records, folder=tmp_path, stopped="interrupted")))
@@ -184,8 +184,8 @@ def test_the_summary_says_how_good_how_long_and_where(tmp_path):
     assert f"load_file('{tmp_path / 'model.safetensors'}')" in text
 
 
-def test_the_summary_of_nothing_is_short():
-    """A simulation may be stopped in its first round, and may keep nothing."""
+def test_the_summary_without_results_is_short():
+    """A simulation may be stopped in its first round, and may store nothing."""
     console = _console()
     console.print(summary(result((), stopped="interrupted")))
     assert "load" not in console.file.getvalue()

@@ -14,7 +14,7 @@ from support.experiments import experiment, population
 ASKED = {"quantiles": [0.0, 0.5, 1.0], "bins": 3, "per_client": True}
 
 
-def test_a_record_keeps_what_was_asked_for(tmp_path):
+def test_a_record_has_the_requested_metrics(tmp_path):
     described = experiment(rounds=2, goal=4, metrics=ASKED, data=population(held_out=2))
     result = simulate(described, show=False, out=tmp_path / "out")
     record = result.records[0]
@@ -45,7 +45,7 @@ def test_metrics_can_be_switched_off():
         assert record.examples > 0
 
 
-def test_metrics_that_cannot_be_are_refused():
+def test_invalid_metric_settings_are_refused():
     with pytest.raises(UsageError, match=r"Unknown setting 'metrics\.quantile'"):
         experiment(metrics={"quantile": [0.5]})
     with pytest.raises(UsageError, match="quantiles from 0 to 1"):
@@ -54,7 +54,7 @@ def test_metrics_that_cannot_be_are_refused():
 
 @pytest.mark.long
 @pytest.mark.e2e
-def test_a_server_keeps_the_same():
+def test_a_server_records_the_same_metrics():
     described = experiment(
         kernel="resident",
         data=population(sizes=(9, 12, 5), held_out=2),

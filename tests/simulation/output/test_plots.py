@@ -24,7 +24,7 @@ def test_every_metric_is_drawn_by_round_and_by_virtual_time(tmp_path):
     assert {file.name for file in (tmp_path / "plots").iterdir()} == {f.name for f in files}
 
 
-def test_the_spread_over_clients_is_drawn_where_it_is_known(tmp_path):
+def test_the_spread_over_clients_is_drawn_if_recorded(tmp_path):
     for records in (history(12, abandoned={5}, spread=True), history(1, spread=True)):
         stems = {file.stem for file in plots.draw_all(records, tmp_path)}
         assert {"accuracy-over-clients", "loss-over-clients"} <= stems
@@ -46,11 +46,11 @@ def test_the_spread_over_clients_is_drawn_where_it_is_known(tmp_path):
     ],
     ids=["one round", "nothing finite", "thousands", "all abandoned", "many workers"],
 )
-def test_odd_simulations_are_drawn_too(tmp_path, records):
+def test_unusual_simulations_are_drawn(tmp_path, records):
     assert plots.draw_all(records, tmp_path)
 
 
-def test_pyplot_is_left_alone(tmp_path):
+def test_the_state_of_pyplot_does_not_change(tmp_path):
     plots.draw_all(history(2), tmp_path)
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or not pyplot.get_fignums()

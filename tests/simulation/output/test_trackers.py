@@ -11,13 +11,13 @@ from fedloom.simulation.output import trackers
 from support.histories import history
 
 
-def test_a_tracker_that_is_not_installed_is_named_with_the_command(monkeypatch):
+def test_a_missing_tracker_is_named_with_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(UsageError, match=r"\[output\] mlflow = true .*pip install mlflow"):
         trackers.MLflow("digits", {})
 
 
-def test_scalars_are_finite_and_named_by_where_they_come_from():
+def test_scalars_are_finite_and_named_by_their_source():
     values = dict(trackers.scalars(history(1, diverged_from=1)[0]))
     assert "test/loss" not in values
     assert values["test/accuracy"] == pytest.approx(0.0775, abs=1e-3)
@@ -26,7 +26,7 @@ def test_scalars_are_finite_and_named_by_where_they_come_from():
     )
 
 
-def test_an_mlflow_run_goes_on_after_a_resumption(monkeypatch, tmp_path):
+def test_an_mlflow_run_continues_after_a_resumption(monkeypatch, tmp_path):
     calls = []
 
     class Client:
@@ -66,7 +66,7 @@ def test_an_mlflow_run_goes_on_after_a_resumption(monkeypatch, tmp_path):
     assert calls == ["run", ("run-1", "train.epochs", "5"), *told, *told]
 
 
-def test_an_mlflow_without_a_store_is_told_what_to_check(monkeypatch):
+def test_an_error_of_the_mlflow_store_names_the_setting_to_check(monkeypatch):
     def refuse():
         raise OSError("file stores are no more.")
 
@@ -78,13 +78,13 @@ def test_an_mlflow_without_a_store_is_told_what_to_check(monkeypatch):
         trackers.MLflow("digits", {})
 
 
-def test_nobody_is_told_where_nobody_asks(tmp_path):
+def test_without_trackers_nothing_is_written(tmp_path):
     with trackers.wanted({}, tmp_path, name="digits", settings={}) as all_of_them:
         all_of_them.append(history(1)[0])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tensorboard_is_told_every_round(tmp_path):
+def test_tensorboard_gets_every_round(tmp_path):
     with trackers.Trackers([trackers.TensorBoard(tmp_path)]) as all_of_them:
         for record in history(2):
             all_of_them.append(record)

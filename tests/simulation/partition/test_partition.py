@@ -86,7 +86,7 @@ def test_an_unlikely_split_is_refused_with_advice():
         ({"labels": np.array([0, -1])}, "from 0"),
     ],
 )
-def test_arguments_that_cannot_be_met_are_refused(arguments, message):
+def test_impossible_arguments_are_refused(arguments, message):
     given = {"labels": np.arange(10), "num_clients": 3, "alpha": 0.5, "seed": 0, **arguments}
     with pytest.raises(UsageError, match=message):
         partition.dirichlet(given.pop("labels"), **given)

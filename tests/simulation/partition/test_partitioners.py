@@ -101,7 +101,7 @@ def test_no_example_is_in_two_shards(name, num_examples, seed):
 
 
 @pytest.mark.parametrize(("name", "settings"), [*COMPLETE.items(), *PARTIAL.items()])
-def test_the_seed_decides_everything(name, settings):
+def test_the_seed_determines_the_shards(name, settings):
     """The same seed repeats the shards; another seed changes them if anything is drawn."""
     clients = None if name in PARTIAL and settings is PARTIAL[name] else 3
     clients = 3 if name == "pathological" else clients
@@ -113,7 +113,7 @@ def test_the_seed_decides_everything(name, settings):
         assert not all(map(np.array_equal, first.shards, other.shards))
 
 
-def test_without_a_name_data_with_owners_are_split_by_owner_and_others_evenly():
+def test_the_default_split_is_by_owner_or_even():
     assert len(partition.split(_pool(clients=None)).shards) == 6
     assert _sizes(partition.split(_pool(owners=None))) == [40, 40, 40]
 
@@ -166,13 +166,13 @@ def test_shards_leave_most_clients_two_labels():
 
 
 @given(alpha=st.floats(0.01, 100), clients=st.integers(1, 20), seed=st.integers(0, 2**32))
-def test_inner_dirichlet_keeps_even_sizes_whatever_the_mix(alpha, clients, seed):
+def test_inner_dirichlet_keeps_even_sizes_for_any_mix(alpha, clients, seed):
     split = _deal("inner-dirichlet", _pool(100, clients=clients, seed=seed), alpha=alpha)
     assert max(_sizes(split)) - min(_sizes(split)) <= 1
     assert sum(_sizes(split)) == 100
 
 
-def test_inner_dirichlet_mixes_are_as_skewed_as_asked():
+def test_inner_dirichlet_mixes_have_the_requested_skew():
     """About one label per client at 0.01, equal mixes at 10,000; one alpha per class works."""
     pool = _pool(4000, clients=4)
     skewed = _deal("inner-dirichlet", pool, alpha=0.01, sizes=[200] * 4)
@@ -272,7 +272,7 @@ def test_properties_of_inputs_are_measured():
         assert by_property.measured(pool, by).tolist() == pytest.approx(expected)
 
 
-def test_feature_shift_changes_inputs_and_nothing_else():
+def test_feature_shift_changes_only_inputs():
     """The pool's own array is not changed; noise grows from client to client."""
     generator = np.random.default_rng(0)
     x = generator.random((300, 1, 4, 4), np.float32)

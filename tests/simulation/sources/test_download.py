@@ -16,7 +16,7 @@ CONTENT = bytes(range(256)) * 2000
 
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_):
-        """A test's output is no access log."""
+        """Suppress the access log."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def _file(address, **changes):
     return KnownFile(**given)
 
 
-def test_a_set_is_fetched_once_when_asked(address, tmp_path, monkeypatch):
+def test_a_set_is_downloaded_once_on_request(address, tmp_path, monkeypatch):
     """To its folder in the cache; later no download is needed."""
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "cache"))
     known = KnownSet(name="set", files=(_file(address),))
@@ -73,7 +73,7 @@ def test_another_file_is_refused_and_removed(address, tmp_path, changes, message
     assert list((tmp_path / "mine").iterdir()) == []
 
 
-def test_what_cannot_be_fetched_says_so_and_leaves_nothing(address, tmp_path):
+def test_a_failed_download_is_an_error_and_leaves_no_file(address, tmp_path):
     for url in (f"{address}/none.bin", "http://127.0.0.1:1/set.bin"):
         with pytest.raises(UnavailableError, match="Try again, or download it elsewhere"):
             download.fetch(_file(address, url=url), tmp_path / "mine")
@@ -82,7 +82,7 @@ def test_what_cannot_be_fetched_says_so_and_leaves_nothing(address, tmp_path):
     assert list((tmp_path / "mine").iterdir()) == []
 
 
-def test_the_cache_is_the_users_unless_told(monkeypatch, tmp_path):
+def test_the_default_cache_is_the_users(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "data"))
     assert download.data_folder() == tmp_path / "data"
     monkeypatch.delenv("FEDLOOM_DATA")

@@ -33,7 +33,7 @@ def _write(folder, *, images=7, labels=7, zipped=False):
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_a_folder_is_read_whether_or_not_it_is_gzipped(tmp_path, zipped):
+def test_plain_and_gzipped_folders_are_read(tmp_path, zipped):
     """Pixels become float32 in [0, 1], channel first."""
     _write(tmp_path, zipped=zipped)
     loaded = images.idx_folder(folder=str(tmp_path))

@@ -87,13 +87,13 @@ def test_the_same_seed_gives_the_same_population():
         ({"source": "arrays", "file": "/nowhere"}, "/nowhere cannot be read as a .npz file"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused(settings, message):
+def test_invalid_sources_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         sources.load(seed=1, **settings)
 
 
 @pytest.mark.parametrize("source", ["mnist", "fashion-mnist", "cifar10", "cifar100", "shakespeare"])
-def test_a_known_set_that_is_not_there_says_what_to_do(source, tmp_path, monkeypatch):
+def test_a_missing_known_set_is_an_error_with_advice(source, tmp_path, monkeypatch):
     """The message has the folder and two ways to get the files."""
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path))
     with pytest.raises(UsageError, match=f"{tmp_path}/{source}.*Set folder.*download = true"):
@@ -133,7 +133,7 @@ def test_folders_in_the_layout_of_mnist_are_read(tmp_path):
         assert population.num_classes == 3
 
 
-def test_emnist_is_turned_and_its_letters_count_from_one(tmp_path):
+def test_emnist_is_transposed_and_its_letters_become_zero_based(tmp_path):
     images = _write_idx(
         tmp_path, "emnist-letters-train", "emnist-letters-test", labels=(1, 2, 26, 3)
     )
@@ -264,7 +264,7 @@ def test_shakespeare_has_its_speaking_roles():
 # synthetic
 
 
-def test_synthetic_classes_can_be_told_apart():
+def test_synthetic_classes_can_be_separated():
     population = _load("synthetic", clients=5, shape=[4, 5], separation=6, classes=3, examples=600)
     x, y = population.examples.x, population.examples.y
     assert x.shape == (600, 4, 5)
@@ -327,7 +327,7 @@ def test_a_table_has_inputs_targets_and_clients(tmp_path):
         ({"target": "site", "task": "values", "client": None, "features": ["age"]}, "'site'"),
     ],
 )
-def test_tables_that_are_no_data_are_refused(tmp_path, changes, message):
+def test_invalid_tables_are_refused(tmp_path, changes, message):
     with pytest.raises(UsageError, match=message):
         _table(tmp_path, **changes)
 
@@ -365,7 +365,7 @@ def test_parquet_is_read_like_csv(tmp_path):
         ),
     ],
 )
-def test_what_is_not_installed_is_named(monkeypatch, module, settings, message):
+def test_missing_packages_are_named(monkeypatch, module, settings, message):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UsageError, match=message):
         sources.load(seed=1, clients=2, **settings)
@@ -406,7 +406,7 @@ def hub(monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr_datasets", module)
 
 
-def test_a_set_of_the_hub_is_split_by_us(hub):
+def test_a_hub_data_set_is_split_by_fedloom(hub):
     """Images become channel first; its test split is the test."""
     named = {"dataset": "x/y", "inputs": "image", "target": "label"}
     population = _load("huggingface", **named, client="writer")
@@ -422,7 +422,7 @@ def test_a_set_of_the_hub_is_split_by_us(hub):
         _load("huggingface", **named, test_split="valid", clients=2)
 
 
-def test_says_where_a_set_of_the_hub_is_not_finite(hub):
+def test_non_finite_values_of_a_hub_data_set_are_located(hub):
     named = {"dataset": "x/y", "inputs": "image", "target": "height"}
     assert list(_load("huggingface", **named, clients=2).flaws) == [
         "2 of 6 values of column 'height' of train, the first nan at [2]",
@@ -442,7 +442,7 @@ def test_arrays_of_the_right_type_are_not_copied():
     assert population.test is None
 
 
-def test_arrays_become_what_models_take():
+def test_arrays_are_converted_for_models():
     """Floats float32, pixels in [0, 1], tokens int64; whole targets are classes."""
     labels = np.array([0, 2, 1], np.uint8)
     for given_, dtype, top in (
@@ -474,7 +474,7 @@ def test_arrays_become_what_models_take():
         ({"clients": 5}, "as many as there are examples, got 5"),
     ],
 )
-def test_arrays_that_do_not_belong_together_are_refused(changes, message):
+def test_mismatched_arrays_are_refused(changes, message):
     given_ = {"x": np.zeros((4, 2)), "y": np.array([0, 1, 0, 1]), "clients": 2, **changes}
     with pytest.raises(UsageError, match=message):
         sources.from_arrays(given_.pop("x"), given_.pop("y"), **given_)

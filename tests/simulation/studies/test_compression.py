@@ -1,4 +1,4 @@
-"""The study of compression: bytes on the wire are counted, not computed."""
+"""The study of compression: bytes on the wire are measured by a relay."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ RESULTS = StudyResults(
 )  # fmt: skip
 
 
-def test_a_meter_counts_every_byte_of_both_ways():
+def test_a_meter_counts_every_byte_in_both_directions():
     async def answering(reader, writer):
         while data := await reader.read(100):
             writer.write(data * 3)
@@ -59,9 +59,9 @@ def test_a_meter_counts_every_byte_of_both_ways():
     assert (counts.up, counts.down, counts.connections) == (100_005, 300_015, 2)
 
 
-def test_a_client_that_resets_or_a_server_that_is_gone_ends_the_connection():
+def test_a_reset_client_or_a_missing_server_ends_the_connection():
     async def talk():
-        with socket.socket() as unused:  # bound and not listening: nobody else can take the port
+        with socket.socket() as unused:  # bound, not listening: the port stays reserved
             unused.bind(("127.0.0.1", 0))
             meter = ByteMeter(*unused.getsockname())
             relay = await asyncio.start_server(meter.relay, "127.0.0.1", 0)
@@ -120,7 +120,7 @@ def test_every_case_is_a_run():
 
 
 @pytest.mark.parametrize("data", ["digits", "mnist"])
-def test_our_results_hold_what_is_claimed(data):
+def test_committed_results_support_the_claims(data):
     """int8 within 26 % of the bytes and 0.005, top-1 % with memory within 3 % and 0.02."""
     words = ["reproduce", "compression", "--committed", "--data", data, "--json"]
     result = CliRunner().invoke(main, words)

@@ -29,7 +29,7 @@ def test_a_personalised_model_beats_the_shared_model(row, column):
 
 
 def test_a_cell_is_measured_with_each_clients_own_model():
-    """A small one: two rounds, the head kept on the clients."""
+    """A small cell: two rounds, the head kept by the clients."""
     cell = personalisation.study(quick=True).cells[0]
     settings = {**cell.settings, "rounds": 2, "personal": {"keep": ["head.*"]}}
     settings["data"] = {**settings["data"], "clients": 8}

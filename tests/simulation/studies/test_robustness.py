@@ -22,7 +22,7 @@ def test_every_rule_is_in_the_table():
 
 
 def run(rule, attack, seed, accuracy):
-    """A run that was made up."""
+    """An invented run."""
     return StudyRun(row=rule, column=attack, seed=seed, values={"accuracy": accuracy})
 
 
@@ -38,7 +38,7 @@ RESULTS = StudyResults(
 )
 
 
-def test_the_table_marks_what_lost_more_than_the_margin():
+def test_the_table_marks_losses_beyond_the_margin():
     """Against plain averaging without an attack, in the mean of its seeds."""
     study = robustness.study()
     assert table.titles(study, RESULTS) == ["rule", "no attack", "scale × 100"]
@@ -50,7 +50,7 @@ def test_the_table_marks_what_lost_more_than_the_margin():
 
 
 @pytest.mark.long
-def test_the_command_runs_what_is_asked_for(tmp_path):
+def test_the_command_runs_the_requested_cells(tmp_path):
     """Two rules, one round, in another process; JSON lists the runs."""
     words = ["robustness", "--only", "mean", "--only", "krum", "--rounds", "1", "--seeds", "1"]
     words += ["--quick", "--workers", "1", "--out", str(tmp_path)]

@@ -58,7 +58,7 @@ def test_runs_are_kept_and_not_run_again(tmp_path):
 
 
 def made_up(cell, seed):
-    """A run without a simulation."""
+    """An invented run."""
     return study.StudyRun(row=cell.row, column=cell.column, seed=seed, values={"accuracy": 0.5})
 
 
@@ -77,14 +77,14 @@ def test_runs_of_other_settings_do_not_count(tmp_path):
     ]  # fmt: skip
 
 
-def test_where_the_data_are_does_not_change_an_experiment():
+def test_the_data_folder_does_not_change_an_experiment():
     cell = small().cells[0]
     data = {**SETTINGS["data"], "folder": "mnist", "download": True}
     assert replace(cell, settings={**cell.settings, "data": data}).digest == cell.digest
 
 
 @pytest.mark.long
-def test_runs_in_processes_give_the_same(tmp_path):
+def test_runs_in_processes_give_the_same_results(tmp_path):
     one = small(cells=small().cells[:1], seeds=(0,))
     here = runner.run(one, tmp_path / "here")
     assert runner.run(one, tmp_path / "there", processes=1) == here
@@ -161,7 +161,7 @@ def test_an_installed_package_has_no_committed_results(monkeypatch, tmp_path):
     assert "in the repository" in result.output
 
 
-def test_heterogeneity_shows_what_it_is_for():
+def test_heterogeneity_results_support_their_claim():
     """FedProx and FedAdam beat FedAvg under the hard condition, by more than the spread."""
     results = study.StudyResults.read(study.COMMITTED / "heterogeneity")
     hard = list(heterogeneity.CONDITIONS)[-1]
@@ -174,7 +174,7 @@ def test_heterogeneity_shows_what_it_is_for():
     assert adam.mean - adam.spread > plain.mean + plain.spread
 
 
-def test_privacy_shows_what_it_costs():
+def test_privacy_results_show_its_cost():
     """At epsilon 4, Poisson sampling is within 0.03 of no privacy; less assumed costs more."""
     results = study.StudyResults.read(study.COMMITTED / "privacy")
     none, poisson, tree, any_, local = (

@@ -39,7 +39,7 @@ def parse(**more):
     return comet.parse({**PUBLISHED, **more}, experiment={})
 
 
-def test_a_published_config_is_read_as_it_is():
+def test_a_published_config_is_read_unchanged():
     sweep = parse()
     assert (sweep.name, sweep.algorithm, sweep.trials) == ("Bayesian Search", "tpe", 30)
     assert (sweep.repeats, sweep.seed) == (2, 3)
@@ -62,8 +62,8 @@ def test_a_published_config_is_read_as_it_is():
     assert (rounds.values, clients.values) == ((10, 20), (50,))
 
 
-def test_a_grid_has_ten_points_of_a_range_or_what_it_says():
-    """`gridSize` of the parameter, else of the spec, else Comet's ten."""
+def test_a_range_has_ten_grid_points_by_default():
+    """`gridSize` of the parameter, else of the spec, overrides it."""
     ranges = {"lr": {"type": "float", "min": 0, "max": 0.9, "grid_size": 4}}
     found = parse(algorithm="grid", spec={"maxCombo": 0}, parameters=ranges)
     assert found.parameters[0].grid() == [0.0, 0.3, 0.6, 0.9]
@@ -84,7 +84,7 @@ def test_names_can_be_mapped():
     assert parse(parameters=odd, map={"width": "model.w"}).parameters[0].setting == "model.w"
 
 
-def test_formulas_make_a_published_search_one_file():
+def test_formulas_express_a_published_search_in_one_file():
     sweep = parse(
         algorithm="grid",
         parameters={
@@ -100,8 +100,8 @@ def test_formulas_make_a_published_search_one_file():
     assert "scaled" not in chosen
 
 
-def test_a_search_without_end_ends():
-    """After the default number of trials, with a note."""
+def test_a_search_without_a_limit_gets_the_default_number_of_trials():
+    """With a note."""
     sweep = parse(spec={"metric": "accuracy"})
     assert sweep.num_points == 20
     assert sweep.objective.direction == "maximize"
@@ -131,12 +131,12 @@ def test_a_search_without_end_ends():
         ({"derived": {"x": "__import__('os')"}}, "formula"),
     ],
 )
-def test_what_is_no_config_is_refused(more, said):
+def test_an_invalid_config_is_refused(more, said):
     with pytest.raises(UsageError, match=said):
         parse(**more)
 
 
-def test_files_are_told_apart_by_their_names(tmp_path):
+def test_the_file_name_determines_the_format(tmp_path):
     path = tmp_path / "comet.json"
     path.write_text(json.dumps(PUBLISHED))
     with pytest.raises(UsageError, match="--experiment"):

@@ -43,7 +43,7 @@ def test_a_sweep_ends_with_a_table_and_the_best_settings(folder):
     assert "trial 1" not in again.stderr
 
 
-def test_a_comet_config_is_taken_as_it_is(folder):
+def test_a_comet_config_is_accepted_unchanged(folder):
     config = {
         "algorithm": "random",
         "spec": {"metric": "val_loss", "objective": "minimize"},
@@ -71,7 +71,7 @@ def test_a_sweep_without_a_finished_trial_fails(folder):
     assert json.loads(result.stdout)["best"] is None
 
 
-def test_an_interrupt_shows_what_there_is(folder, monkeypatch):
+def test_an_interrupt_shows_the_finished_trials(folder, monkeypatch):
     def interrupted(found, out, **_):
         out.mkdir()
         raise KeyboardInterrupt

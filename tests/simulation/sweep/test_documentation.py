@@ -27,7 +27,7 @@ def test_the_search_on_the_page_is_the_example():
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("sweep-*.toml")), ids=lambda p: p.name)
-def test_every_example_is_a_sweep_of_an_experiment_that_is_there(path):
+def test_every_example_is_a_sweep_of_an_existing_experiment(path):
     sweep = reading.read(path)
     assert sweep.file[1]["data"]["source"] == "digits"
     assert sweep.num_points > 1
@@ -58,7 +58,7 @@ def test_the_python_on_the_page_runs(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "spec", [line.split("`")[1] for line in PAGE.splitlines() if re.match(r"\| `[\[{\d]", line)]
 )
-def test_every_kind_of_parameter_on_the_page_is_one(spec):
+def test_every_parameter_on_the_page_is_valid(spec):
     table = tomllib.loads(f"parameters.x = {spec}\nexperiment = {{}}\nalgorithm = 'random'")
     assert settings.parse(table).parameters[0].distribution
 
@@ -66,12 +66,12 @@ def test_every_kind_of_parameter_on_the_page_is_one(spec):
 @pytest.mark.parametrize(
     "line", re.findall(r"`((?:metric|rounds_to_\w+|virtual_s_to_\w+) = [^`]+)`", PAGE)
 )
-def test_every_objective_on_the_page_is_one(line):
+def test_every_objective_on_the_page_is_valid(line):
     table = tomllib.loads(f"{line}\nparameters.x = [1]\nexperiment = {{}}")
     assert settings.parse(table).objective
 
 
-def test_every_word_of_a_sweep_is_on_the_page():
+def test_every_setting_of_a_sweep_is_on_the_page():
     words = [*ALGORITHMS, *PRUNERS[1:], *FUNCTIONS, *Pruner.__dataclass_fields__, *settings._KNOWN]
     missing = [word for word in words if word != "name" and word not in PAGE]
     assert missing == []

@@ -21,7 +21,7 @@ from fedloom.simulation.sweep.expression import Expression
         ("round(log(exp(2)))", 2),
     ],
 )
-def test_arithmetic_is_worked_out(text, value):
+def test_arithmetic_is_evaluated(text, value):
     assert Expression(text).value({"train.batch_size": 32, "scaled": 1}) == pytest.approx(value)
 
 
@@ -59,7 +59,7 @@ def test_whole_numbers_stay_whole():
         "1" + "+1" * 2000,
     ],
 )
-def test_all_else_is_refused_when_it_is_read(text):
+def test_other_expressions_are_refused_when_parsed(text):
     with pytest.raises(UsageError, match=r"^Expected"):
         Expression(text)
 
@@ -68,7 +68,7 @@ def test_all_else_is_refused_when_it_is_read(text):
     "text", ["1 / a", "(a - 1) ** 0.5", "sqrt(a - 1)", "9 ** 9 ** 9 ** 9", "log(a)", "a ** (-1)"]
 )
 def test_a_result_that_is_no_number_is_refused(text):
-    """Division by zero, imaginary and huge numbers end with a message."""
+    """Division by zero, imaginary and huge numbers are errors."""
     with pytest.raises(UsageError, match=r"^Expected|cannot be computed"):
         Expression(text).value({"a": 0})
 
@@ -80,6 +80,6 @@ def test_a_name_without_a_number_is_refused(values):
 
 
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.integers(1, 9))
-def test_it_agrees_with_python(x, y, n):
+def test_results_agree_with_python(x, y, n):
     found = Expression("(x - y) * n + x / n").value({"x": x, "y": y, "n": n})
     assert math.isclose(found, (x - y) * n + x / n, rel_tol=1e-12, abs_tol=1e-9)

@@ -1,4 +1,4 @@
-"""Sweeps in real processes, with a learner that takes no time."""
+"""Sweeps in real processes, with a learner of negligible duration."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_a_grid_runs_each_combination_once_and_finds_the_best(tmp_path, monkeypa
     assert again.rows == outcome.rows
 
 
-def test_troubles_are_rows_and_the_sweep_goes_on(tmp_path):
+def test_failed_trials_are_rows_and_the_sweep_continues(tmp_path):
     troubles = ["usage", "crash", "exit", "kill", "blind", "diverge", ""]
     outcome = run(make({"config.trouble": troubles}), tmp_path, jobs=4)
     found = {row.parameters["config.trouble"]: row for row in outcome.rows}
@@ -59,7 +59,7 @@ def test_troubles_are_rows_and_the_sweep_goes_on(tmp_path):
     assert "Traceback" in (tmp_path / "trials/0002.log").read_text()
 
 
-def test_a_sweep_that_only_fails_gives_up(tmp_path):
+def test_a_sweep_stops_if_its_first_trials_fail(tmp_path):
     sweep = make({"config.trouble": ["usage"], "rounds": list(range(1, 50))})
     with pytest.raises(UsageError, match=r"first 5 trials failed .*something else"):
         run(sweep, tmp_path, jobs=4)
@@ -92,7 +92,7 @@ def test_hopeless_trials_are_pruned(tmp_path):
     assert outcome.rows[2].rounds == 3
 
 
-def test_an_interrupted_sweep_leaves_no_process_and_goes_on(tmp_path):
+def test_an_interrupted_sweep_leaves_no_process_and_resumes(tmp_path):
     pids = tmp_path / "pid"
     sweep = make({"config.trouble": ["", "hang"], "config.file": [str(pids)]})
 
@@ -113,7 +113,7 @@ def test_an_interrupted_sweep_leaves_no_process_and_goes_on(tmp_path):
     begun = runner.read(sweep, tmp_path / "out")
     assert [row.trial for row in begun.rows] == [1]
     before = (tmp_path / "out/trials/0001.jsonl").stat().st_mtime_ns
-    script = tmp_path / "calm.py"  # the same trials, without the trouble
+    script = tmp_path / "calm.py"  # the same trials, without faults
     script.write_text(
         f"import sys; sys.path.insert(0, {str(Path(learner.__file__).parent)!r})\n"
         "import learner\n"
@@ -130,7 +130,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
         run(make(), tmp_path)
 
 
-def test_a_trial_ends_when_its_parent_is_gone(tmp_path):
+def test_a_trial_ends_with_its_parent(tmp_path):
     order = {"run": learner.LEARN, "experiment": {}, "settings": {"rounds": 10**6}, "out": None}
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
@@ -145,7 +145,7 @@ def test_a_trial_ends_when_its_parent_is_gone(tmp_path):
         assert process.wait(PATIENCE_S) == 1
 
 
-def test_names_are_where_the_package_says():
+def test_the_package_exports_its_names():
     from fedloom.simulation import sweep
 
     assert (sweep.run, sweep.Sweep) == (runner.run, Sweep)
@@ -156,12 +156,12 @@ def test_names_are_where_the_package_says():
 
 
 @pytest.mark.parametrize("jobs", [0, -1])
-def test_no_jobs_are_refused(tmp_path, jobs):
+def test_numbers_of_jobs_below_one_are_refused(tmp_path, jobs):
     with pytest.raises(UsageError, match="at least one job"):
         run(make(), tmp_path, jobs=jobs)
 
 
-def test_an_experiment_that_is_not_there_is_said_at_once(tmp_path):
+def test_a_missing_experiment_is_an_error_at_the_start(tmp_path):
     sweep = settings.parse({"experiment": "none.toml", "parameters": GRID}, folder=tmp_path)
     with pytest.raises(UsageError, match=r"none\.toml"):
         run(sweep, tmp_path / "out")

@@ -41,7 +41,7 @@ def file(tmp_path):
     return path
 
 
-def test_a_sweep_file_is_read_whole(file):
+def test_a_sweep_file_is_read(file):
     sweep = read(file)
     assert (sweep.name, sweep.algorithm, sweep.trials, sweep.seed) == ("some", "tpe", 7, 5)
     assert sweep.objective.direction == "minimize"
@@ -65,7 +65,7 @@ def test_settings_of_a_trial_follow_from_its_parameters(file):
     }
 
 
-def test_without_a_seed_the_experiment_keeps_its_own(file):
+def test_without_a_seed_the_experiment_keeps_its_seed(file):
     file.write_text(WHOLE.replace("seed = 5", ""))
     drawn = {"train.batch_size": 8, "train.epochs": 1, "rounds": 3, "scaled": 0}
     assert read(file).settings(drawn, repeat=1)["seed"] == 41
@@ -73,15 +73,15 @@ def test_without_a_seed_the_experiment_keeps_its_own(file):
     assert "seed" not in read(file).settings(drawn)
 
 
-def test_workers_that_are_set_stay():
+def test_explicit_workers_are_kept():
     own = {"experiment": {"engine": {"workers": 2}}, "parameters": {"rounds": [1]}}
     assert "engine.workers" not in settings.parse(own).settings({"rounds": 1})
     mine = {"experiment": {}, "parameters": {"engine.workers": [2]}}
     assert settings.parse(mine).settings({"engine.workers": 2}) == {"engine.workers": 2}
 
 
-def test_the_number_of_trials_is_at_most_the_space():
-    """And all of a grid, whatever `trials` says."""
+def test_the_number_of_trials_is_at_most_the_size_of_the_space():
+    """A grid is always complete, for any `trials`."""
     table = {"parameters": {"a.b": [1, 2, 3], "c": {"min": 1, "max": 2}}, "experiment": {}}
     assert settings.parse({**table, "trials": 2}).num_points == 6
     assert settings.parse({**table, "algorithm": "random", "trials": 100}).num_points == 6
@@ -139,7 +139,7 @@ def test_targets_are_objectives():
         ({"metrics": "loss"}, "metrics"),
     ],
 )
-def test_what_cannot_work_is_refused(more, said):
+def test_invalid_sweeps_are_refused(more, said):
     table = {"experiment": {}, "parameters": {"x": [1, 2]}, **more}
     table = {name: value for name, value in table.items() if value is not None}
     with pytest.raises(UsageError, match=said):
@@ -147,7 +147,7 @@ def test_what_cannot_work_is_refused(more, said):
 
 
 @pytest.mark.parametrize("content", [None, b"a = ", b"\xff"])
-def test_a_file_that_is_no_sweep_is_refused(tmp_path, content):
+def test_invalid_sweep_files_are_refused(tmp_path, content):
     path = tmp_path / "sweep.toml"
     if content is not None:
         path.write_bytes(content)
@@ -155,7 +155,7 @@ def test_a_file_that_is_no_sweep_is_refused(tmp_path, content):
         read(path)
 
 
-def test_an_experiment_that_changes_while_it_runs_is_noticed(file):
+def test_a_change_of_the_experiment_during_the_sweep_is_detected(file):
     sweep = read(file)
     sweep.identity()
     sweep.check_unchanged()

@@ -35,11 +35,11 @@ def test_a_grid_has_every_combination_once_in_the_order_of_a_product(sizes):
         ({"low": 2.0, "high": 4.0, "points": 1}, [3.0]),
     ],
 )
-def test_a_range_is_dealt_out_evenly(settings, points):
+def test_a_range_is_divided_evenly(settings, points):
     assert some(**settings).grid() == points
 
 
-def test_lists_and_truths_keep_what_they_are():
+def test_lists_and_booleans_keep_their_types():
     values = ([200, 200], True, 1, 0.5, "a", None, {"b": 2})
     parameter = some(values=values)
     assert [parameter.decode(drawn) for drawn in parameter.grid()] == list(values)
@@ -49,7 +49,7 @@ def test_lists_and_truths_keep_what_they_are():
 
 
 @given(st.floats(0, 1), st.booleans())
-def test_a_normal_law_stays_between_its_bounds(position, log):
+def test_a_normal_distribution_stays_within_its_bounds(position, log):
     parameter = some(mu=0.0, sigma=2.0, low=0.5, high=3.0, log=log)
     low, high = parameter.distribution.low, parameter.distribution.high
     value = parameter.decode(low + position * (high - low))
@@ -57,7 +57,7 @@ def test_a_normal_law_stays_between_its_bounds(position, log):
     assert parameter.decode(parameter.encode(value)) == pytest.approx(value)
 
 
-def test_a_normal_law_has_its_mean_in_the_middle():
+def test_the_median_of_a_normal_distribution_is_its_mean():
     assert some(mu=3.0, sigma=2.0).decode(0.5) == pytest.approx(3.0)
     assert some(mu=3.0, sigma=2.0, log=True).decode(0.5) == pytest.approx(math.exp(3.0))
 
@@ -81,12 +81,12 @@ def test_a_space_without_values_is_refused(settings):
         some(**settings)
 
 
-def test_a_continuum_has_no_grid_without_points():
+def test_a_continuous_range_needs_a_number_of_grid_points():
     with pytest.raises(UsageError, match="points"):
         some(low=0.0, high=1.0).grid()
 
 
-def test_what_was_not_tried_is_found():
+def test_untried_points_are_found():
     parameters = [some("a", values=(1, 2)), some("b", low=1, high=2, kind="int", points=1)]
     tried = set()
     for _ in range(4):

@@ -48,7 +48,7 @@ def end(study, slot, trial, value=None, state="finished"):
 
 
 def drawn(study, slots):
-    """What the study draws when one simulation runs after the other."""
+    """What the study draws when simulations run one after another."""
     found = []
     for slot in slots:
         trial = study.start(slot)
@@ -95,14 +95,14 @@ def test_repeats_share_their_settings(open_study):
     assert trials[3].params == trials[4].params != trials[0].params
 
 
-def test_tpe_looks_where_it_was_good(open_study):
+def test_tpe_prefers_good_regions(open_study):
     study = open_study(make(algorithm="tpe", trials=40, seed=0))
     rates = [each["train.learning_rate"] for each in drawn(study, range(40))]
     geometric = [sorted(part)[len(part) // 2] for part in (rates[:10], rates[30:])]
     assert geometric[1] > 2 * geometric[0]
 
 
-def test_what_failed_can_be_run_again(open_study):
+def test_failed_trials_can_be_run_again(open_study):
     study = open_study(make(trials=3, algorithm="random"))
     end(study, 0, study.start(0), state="failed")
     end(study, 1, study.start(1))
@@ -121,14 +121,14 @@ def test_what_failed_can_be_run_again(open_study):
         ({"derived": {"rounds": "3"}}, "derived.rounds"),
     ],
 )
-def test_a_changed_sweep_is_refused_with_what_differs(open_study, more, said):
+def test_a_changed_sweep_is_refused_with_the_difference(open_study, more, said):
     base = {"algorithm": "random", "trials": 3}
     open_study(make(**base))
     with pytest.raises(UsageError, match=said):
         open_study(make(**base, **more))
 
 
-def test_half_a_line_in_the_journal_is_no_harm(open_study, tmp_path):
+def test_an_incomplete_line_in_the_journal_is_ignored(open_study, tmp_path):
     sweep = make(algorithm="random", trials=3)
     study = open_study(sweep)
     drawn(study, range(2))
@@ -146,7 +146,7 @@ def test_optuna_reads_the_journal(open_study, tmp_path):
     assert study.best_value == max(t.params["train.learning_rate"] for t in study.trials)
 
 
-def test_more_trials_go_on_in_the_same_folder(open_study):
+def test_more_trials_continue_in_the_same_folder(open_study):
     sweep = make(algorithm="random", trials=2)
     drawn(open_study(sweep), range(2))
     longer = open_study(dataclasses.replace(sweep, trials=4))

@@ -71,7 +71,7 @@ def test_repeats_are_one_row_with_their_mean():
     assert "60.00% ±10.00%" in text(outcome(*rows))
 
 
-def test_the_table_says_what_differs():
+def test_the_table_shows_the_differing_settings():
     shown = text(outcome(row(1, 0.5), row(2, -math.inf), row(3, None, "failed", reason="boom\nx")))
     heading, *lines = shown.strip().splitlines()
     names = ["trial", "accuracy", "batch_size", "widths", "scaled", "learning_rate", "trained"]
@@ -81,7 +81,7 @@ def test_the_table_says_what_differs():
     assert "failed: boom" in lines[2]
 
 
-def test_the_csv_has_everything_in_full(tmp_path):
+def test_the_csv_has_all_columns_at_full_precision(tmp_path):
     found = outcome(row(1, 1 / 3), row(2, None, "failed", reason='a "b", c'))
     table.write_csv(found, tmp_path / "trials.csv")
     with (tmp_path / "trials.csv").open(newline="") as file:
@@ -91,7 +91,7 @@ def test_the_csv_has_everything_in_full(tmp_path):
     assert (second["accuracy"], second["reason"]) == ("", 'a "b", c')
 
 
-def test_the_best_settings_are_toml_to_paste():
+def test_the_best_settings_are_valid_toml():
     assert tomllib.loads(table.best_toml(outcome(row(1, 0.5)))) == {
         "rounds": 3,
         "train": {"batch_size": 8, "learning_rate": 0.1},
@@ -115,7 +115,7 @@ def write_curves(folder, trials):
         (folder / "trials" / f"{trial:04d}.jsonl").write_text("\n".join(lines))
 
 
-def test_everything_is_written(tmp_path):
+def test_all_files_are_written(tmp_path):
     rows = [row(i, 0.1 * i) for i in range(1, 5)] + [row(5, 0.2, "pruned"), row(6, None, "failed")]
     write_curves(tmp_path, range(1, 6))
     files = report.write(outcome(*rows, folder=tmp_path))
@@ -130,11 +130,11 @@ def test_everything_is_written(tmp_path):
     [[], [row(1, None, "failed")], [row(1, 0.5)], [row(1, math.inf), row(2, -math.inf)],
      [row(1, 0.5, "pruned"), row(2, 0.5, "pruned")]],
 )  # fmt: skip
-def test_there_may_be_nothing_to_draw(tmp_path, rows):
+def test_plots_without_data_are_omitted(tmp_path, rows):
     report.write(outcome(*rows, folder=tmp_path))
 
 
-def test_ticks_are_what_they_say(tmp_path):
+def test_tick_labels_are_exact(tmp_path):
     """Steps of 2.5 % do not read 88 %, 85 %, 82 %."""
     write_curves(tmp_path, [])
     rows = [row(i, 0.78 + 0.02 * i) for i in range(1, 6)]

@@ -21,13 +21,13 @@ def test_groups_follow_from_the_jobs_alone():
         assert [[job.client for job in group] for group in groups] == [[1, 3], [4, 2], [0]]
 
 
-def test_the_largest_go_first_before_anything_was_seen():
+def test_the_largest_clients_come_first_without_measurements():
     groups = grouped([ClientJob(client, 0) for client in range(5)], SIZES, 1)
     ordered = longest_first(groups[::-1], TimeModel(SIZES).predict())
     assert [group[0].client for group in ordered][2:] == [4, 2, 0]
 
 
-def test_the_slowest_go_first_once_seen():
+def test_the_slowest_clients_come_first_after_measurements():
     """A small but slow client comes first; a new client is placed by its size."""
     model = TimeModel(SIZES)
     model.observe([report(0, 9.0), report(1, 4.1), report(2, 1.1)])

@@ -91,31 +91,31 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
     ],
     ids=["disk", "memory", "other", "silent"],
 )
-def test_a_workers_error_says_what_to_do(error, kind, said):
+def test_a_workers_error_has_advice(error, kind, said):
     with pytest.raises(kind, match=said) as found:
         raise explained(error, "The training of client-1")
     assert type(error).__name__ in found.value.__notes__[0]
 
 
-def test_errors_of_other_kinds_cross_a_process_as_plain_ones():
+def test_an_invalid_result_in_a_worker_raises_usage_error():
     broken = replace(config.load(SETTINGS), client=Forgetful)
     with pytest.raises(UsageError, match=r"Expected train to return \(params, num"):
         simulate(broken, show=False)
 
 
 class Forgetful:
-    """A client that returns half of what it should."""
+    """A client that returns half of the required values."""
 
     def __init__(self, _):
         pass
 
     def train(self, params, _):
-        """Forget the metrics."""
+        """Omit the metrics."""
         return params, 1
 
 
-def test_a_compiler_without_a_cache_of_its_own_uses_torchs(tmp_path, monkeypatch):
-    """Where the user's caches cannot be written to, such as in a container."""
+def test_a_compiler_without_its_own_cache_uses_torchs(tmp_path, monkeypatch):
+    """If the user's cache is not writable, such as in a container."""
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))

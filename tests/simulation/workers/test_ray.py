@@ -31,20 +31,20 @@ def run(described):
         simulation.close()
 
 
-def test_gives_the_bits_of_one_process(cluster):
-    """Two actors end with the model and the metrics of this process alone."""
+def test_two_actors_give_the_bits_of_one_process(cluster):
+    """Model and metrics."""
     *alone, _ = run(experiment())
     *actors, records = run(experiment(workers=2, backend="ray"))
     assert actors == alone
     assert sum(share.clients for share in records[0].shares) == 4
 
 
-def test_refuses_at_once_what_the_cluster_does_not_have(cluster):
+def test_missing_resources_of_the_cluster_are_refused_at_once(cluster):
     with pytest.raises(UsageError, match="4 workers need 4 CPU; the Ray cluster has 2"):
         Simulation(experiment(workers=4, backend="ray"))
 
 
-def test_passes_a_workers_error_on(cluster):
+def test_a_workers_error_is_passed_on(cluster):
     """An error of a client's own code reaches the caller."""
 
     def client(name):

@@ -1,4 +1,4 @@
-"""Rounds are counted as in McMahan et al.: best so far, interpolated at the crossing."""
+"""Rounds are counted as in McMahan et al.: best accuracy so far, interpolated at the crossing."""
 
 import math
 
@@ -36,7 +36,7 @@ def test_a_dip_before_the_crossing_counts_as_the_best_before_it():
     assert rounds_to(curve, 0.97) == pytest.approx(3.5)
 
 
-def test_points_may_lie_rounds_apart():
+def test_points_may_be_several_rounds_apart():
     assert rounds_to([(10, 0.9), (20, 0.96), (30, 1.0)], 0.97) == pytest.approx(22.5)
 
 
@@ -50,7 +50,7 @@ def test_rounds_out_of_order_are_refused():
 
 
 @given(curve=CURVES, target=st.floats(0.01, 1), more=st.lists(st.floats(0, 1)))
-def test_what_follows_the_crossing_changes_nothing(curve, target, more):
+def test_later_points_do_not_change_the_count(curve, target, more):
     count = rounds_to(curve, target)
     if count is not None:
         longer = curve + list(enumerate(more, len(curve) + 1))
@@ -58,8 +58,8 @@ def test_what_follows_the_crossing_changes_nothing(curve, target, more):
 
 
 @given(curve=CURVES, target=st.floats(0.01, 1))
-def test_the_count_lies_in_the_round_that_reached_the_target(curve, target):
-    """After the round before it, and no later than it."""
+def test_the_count_is_within_the_round_that_reached_the_target(curve, target):
+    """After the round before it, and not later than it."""
     count = rounds_to(curve, target)
     reached = next((number for number, accuracy in curve if accuracy >= target), None)
     assert (count is None) == (reached is None)
@@ -68,7 +68,7 @@ def test_the_count_lies_in_the_round_that_reached_the_target(curve, target):
 
 
 @given(curve=CURVES, target=st.floats(0.01, 1))
-def test_a_thinned_curve_crosses_the_target_in_the_same_place(curve, target):
+def test_a_thinned_curve_has_the_same_count(curve, target):
     count, again = rounds_to(curve, target), rounds_to(thinned(curve, target, keep=10), target)
     assert (count is None) == (again is None)
     assert count is None or again == pytest.approx(count)

@@ -8,7 +8,7 @@ from fedloom.simulation.studies.mcmahan2017.grid import SIXTH, THIRD, RateScore
 
 
 def _search(rounds, start, finest):
-    """Standings of all rates that a search tries, of rounds given by k."""
+    """Standings of all rates that a search tries; `k` gives their rounds."""
     scores = {}
     while (k := grid.following(scores, start, finest)) is not None:
         assert k not in scores
@@ -16,16 +16,16 @@ def _search(rounds, start, finest):
     return scores
 
 
-def test_the_first_rate_is_the_guess():
+def test_the_guess_is_tried_first():
     assert grid.following({}, -4) == -4
 
 
-def test_a_guess_in_the_middle_takes_its_two_neighbours():
+def test_a_best_guess_needs_its_two_neighbours():
     scores = _search(lambda k: RateScore(10 + abs(k + 4), 0.98), -4, THIRD)
     assert sorted(scores) == [-6, -4, -2]
 
 
-def test_the_finer_grid_looks_between_the_coarse_ones():
+def test_the_finer_grid_has_rates_between_the_coarse_ones():
     scores = _search(lambda k: RateScore(10 + abs(k + 4), 0.98), -4, SIXTH)
     assert sorted(scores) == [-6, -5, -4, -3, -2]
 
@@ -36,14 +36,14 @@ def test_the_grid_grows_towards_the_better_side():
     assert max(scores) == 4
 
 
-def test_among_rates_that_do_not_reach_the_target_the_more_accurate_leads():
+def test_without_the_target_the_most_accurate_rate_is_best():
     near, far = RateScore(None, 0.96), RateScore(None, 0.5)
     assert grid.best({-4: far, -2: near}) == -2
     assert grid.best({-4: RateScore(900.0, 0.97), -2: near}) == -4
 
 
 def test_the_best_of_equals_is_the_lowest():
-    """A choice that does not depend on the order of the runs."""
+    """The choice does not depend on the order of the runs."""
     assert grid.best({0: RateScore(5.0, 0.97), -2: RateScore(5.0, 0.97)}) == -2
 
 

@@ -38,7 +38,7 @@ ENGINE = {"workers": 1, "kernel": "fused"}
 
 @pytest.fixture(autouse=True)
 def _bare(monkeypatch):
-    """No pictures and no report: they take longer than the rounds."""
+    """Without pictures and report, which take longer than the rounds."""
     monkeypatch.setattr("fedloom.simulation.output.write_folder.write", lambda *_: None)
 
 
@@ -58,7 +58,7 @@ def test_the_best_rate_is_reported_from_the_middle_of_the_grid(tmp_path):
     assert search.read(tmp_path / "result.json") == found
 
 
-def test_a_rate_stops_where_it_cannot_be_the_best_any_more(tmp_path):
+def test_a_rate_stops_when_it_cannot_be_the_best(tmp_path):
     ended = []
     found = _run(TINY, tmp_path, on_event=lambda _, what: ended.append(what))
     behind = [a for a in found.attempts if a.ended == search.BEHIND]
@@ -71,7 +71,7 @@ def test_a_rate_stops_where_it_cannot_be_the_best_any_more(tmp_path):
             assert best <= attempt.last_round < best + 1
 
 
-def test_what_is_done_is_not_run_again(tmp_path):
+def test_finished_rates_are_not_run_again(tmp_path):
     found = _run(TINY, tmp_path)
     events = []
     again = _run(TINY, tmp_path, on_event=lambda *event: events.append(event))
@@ -86,7 +86,7 @@ def test_a_finer_grid_adds_to_the_coarse_one(tmp_path):
     assert len(fine) > len(coarse)
 
 
-def test_a_search_that_was_cut_goes_on_to_the_same_bits(tmp_path):
+def test_an_interrupted_search_resumes_with_the_same_bits(tmp_path):
     """Ctrl-C in the second round of every rate changes no result."""
     whole = _run(TINY, tmp_path / "whole")
     cuts = set()
@@ -104,7 +104,7 @@ def test_a_search_that_was_cut_goes_on_to_the_same_bits(tmp_path):
     assert _bits(found) == _bits(whole)
 
 
-def test_a_rate_that_was_cut_says_how_far_it_came(tmp_path):
+def test_an_interrupted_rate_reports_its_rounds(tmp_path):
     def cut(_, what):
         if not isinstance(what, Attempt) and what.trained == 2:
             raise KeyboardInterrupt
@@ -117,7 +117,7 @@ def test_a_rate_that_was_cut_says_how_far_it_came(tmp_path):
     assert not found.in_the_middle
 
 
-def test_a_raised_cap_goes_on_where_the_lower_one_stopped(tmp_path):
+def test_a_raised_cap_continues_from_the_lower_one(tmp_path):
     """No round is run twice, and the bits are those of one run."""
     low = replace(TINY, target=0.999, cap=2)
     found = _run(low, tmp_path / "twice")
@@ -134,7 +134,7 @@ def test_a_raised_cap_goes_on_where_the_lower_one_stopped(tmp_path):
             assert (attempt.digest, attempt.last_round) == (uncut[attempt.k].digest, 4)
 
 
-def test_a_rate_that_diverges_is_an_end_and_not_an_error(tmp_path):
+def test_a_rate_that_diverges_is_a_result(tmp_path):
     """The grid reaches rates at which updates are not finite."""
     settings = {**TINY.settings, "max_abs": 1e-6}
     found = _run(replace(TINY, settings=settings, cap=3), tmp_path)
@@ -149,13 +149,13 @@ def test_another_cell_in_the_folder_is_refused(tmp_path):
         _run(other, tmp_path)
 
 
-def test_a_result_that_is_none_is_refused(tmp_path):
+def test_an_invalid_result_is_refused(tmp_path):
     (tmp_path / "result.json").write_text(json.dumps({"name": "tiny"}))
     with pytest.raises(UsageError, match=r"result\.json"):
         _run(TINY, tmp_path)
 
 
-def test_a_result_does_not_say_where_the_data_lay(tmp_path):
+def test_a_result_does_not_contain_the_data_folder(tmp_path):
     settings = {**TINY.settings, "data": {**TINY.settings["data"], "download": False}}
     kept = without_paths({**settings, "data": {**settings["data"], "folder": "/home/me"}})
     assert kept == TINY.settings

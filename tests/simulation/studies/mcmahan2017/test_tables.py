@@ -63,7 +63,7 @@ def _found(setting, rounds, k=-4):
 
 
 def test_the_tables_have_as_many_figures_as_the_paper():
-    """Forty in Table 1, of which five are dashes as its caption says; eighteen in Table 2."""
+    """Forty in Table 1, of which five are dashes as its caption states; eighteen in Table 2."""
     counts = [[p.rounds for p in PUBLISHED if p.table == table] for table in (1, 2)]
     assert [len(some) for some in counts] == [40, 18]
     assert [some.count(None) for some in counts] == [5, 0]
@@ -102,7 +102,7 @@ def test_every_setting_has_an_experiment(mnist):
     assert {*cells.QUICK} < {*cells.USUAL} < {*cells.ALL}
 
 
-def test_an_experiment_is_what_the_paper_says(mnist):
+def test_an_experiment_has_the_settings_of_the_paper(mnist):
     """A hundred clients, m of them a round, B and E as given, plain averaging by examples."""
     cell = cells.cell(_setting(split="noniid"), data={"folder": str(mnist)}, seed=7)
     experiment = config.load(merged(cell.settings, {"train.learning_rate": 0.1}))
@@ -124,7 +124,7 @@ def test_all_of_a_clients_examples_are_one_batch_where_b_is_infinite(mnist):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_pathological_split_gives_few_digits_to_each_client(mnist, seed):
-    """Two shards of one digit each, here where shards and digits have a common measure."""
+    """Two shards of one digit each, because digits are multiples of shards here."""
     cell = cells.cell(_setting(split="noniid"), data={"folder": str(mnist)})
     population = sources.load(**{**cell.settings["data"], "seed": seed})
     digits = [len(np.unique(population.examples.y[shard])) for shard in population.shards]
@@ -132,8 +132,8 @@ def test_the_pathological_split_gives_few_digits_to_each_client(mnist, seed):
     assert len(np.unique(np.concatenate(population.shards))) == 6000
 
 
-def test_all_clients_with_one_batch_each_are_gradient_descent_whatever_the_split():
-    """So the cells C = 1, B = ∞ of the two splits are one, but for rounding."""
+def test_one_batch_of_all_clients_is_gradient_descent_for_any_split():
+    """So the cells C = 1, B = ∞ of the two splits are equal up to rounding."""
     losses = []
     for split in ("iid", "noniid"):
         cell = cells.cell(_setting(split=split, fraction=1.0, batch=None), data={})
@@ -156,7 +156,7 @@ def test_a_row_compares_counts_and_speedups():
     assert row.remarks == ""
 
 
-def test_a_target_that_was_not_reached_says_so():
+def test_a_missed_target_is_shown_as_such():
     setting = _setting(fraction=1.0, batch=None)
     (row,) = comparison.compare({setting.name: _found(setting, None)})
     assert row.cells()[6:8] == ("–", "–")
@@ -170,8 +170,8 @@ def test_cells_are_chosen_by_name():
         cells.chosen(["3nn"], ())
 
 
-def test_what_is_committed_can_be_counted_again():
-    """Every count follows from the curve beside it, and every result is of the cell it names."""
+def test_committed_counts_follow_from_their_curves():
+    """Every result belongs to the cell that it names."""
     found = comparison.results(COMMITTED)
     assert found
     by_name = {setting.name: setting for setting in cells.ALL}
@@ -184,7 +184,7 @@ def test_what_is_committed_can_be_counted_again():
             assert counted is None or counted == pytest.approx(attempt.rounds, abs=1e-3)
 
 
-def test_the_committed_table_is_that_of_the_committed_results():
+def test_the_committed_table_matches_the_committed_results():
     found = comparison.results(COMMITTED)
     table = comparison.markdown(comparison.compare(found))
     for path in (COMMITTED / "README.md", Path(__file__).parents[4] / "docs" / "papers.md"):
