@@ -1,7 +1,7 @@
-"""Apps in the form of Flower's own quickstarts, over a real server and real agents as processes.
+"""Apps with the structure of Flower's quickstarts, on a real server with agents as processes.
 
-None of them is changed: the same app runs by Flower's own rounds, `Strategy.start`, on a grid in
-this process, and the models agree.
+The same unchanged app also runs in Flower's own rounds, `Strategy.start`, on a grid in this
+process; the models agree.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ quorum = 2
 
 
 def play(tmp_path, folder, begin, train, config=""):
-    """Run with a real server; returns the status, first model, last model and logs."""
+    """Run on a real server; returns the status, first model, last model and logs."""
     with deployed(tmp_path, APPS / folder) as here:
         first = tmp_path / "init.safetensors"
         here.call("model", "init", "--flower", begin, "--out", first)
@@ -47,14 +47,14 @@ def play(tmp_path, folder, begin, train, config=""):
 
 
 def by_flower(folder, arrays, run_config, train_config):
-    """The same rounds by Flower's loop."""
+    """The same rounds by Flower."""
     app = import_app(folder, "client_app").app
     grid = Here(app, NODES, run_config)
     return FedAvg().start(grid, arrays, num_rounds=ROUNDS, train_config=ConfigRecord(train_config))
 
 
-def test_a_pytorch_app_trains_as_under_flower(tmp_path):
-    """FedAvg's model after three rounds is Flower's to 1e-6, buffers of other types included."""
+def test_a_pytorch_app_trains_like_under_flower(tmp_path):
+    """The model after three rounds is Flower's to 1e-6, with buffers of other dtypes."""
     pytest.importorskip("torch", reason="needs torch")
     status, ours, logs = play(
         tmp_path, "torchquick", "torchquick.task:initial", "epochs = 1\nlearning_rate = 0.1"
@@ -77,7 +77,7 @@ def test_a_pytorch_app_trains_as_under_flower(tmp_path):
     assert "Traceback" not in logs
 
 
-def test_a_scikit_learn_app_trains_as_under_flower(tmp_path):
+def test_a_scikit_learn_app_trains_like_under_flower(tmp_path):
     """Lists without names, float64, and the nested config of the app's project."""
     _, ours, _ = play(
         tmp_path, "sklearnquick", "sklearnquick.client_app:initial",

@@ -31,7 +31,7 @@ from support.quadratics import Quadratics, heterogeneous
 
 
 def fixed_point(world, weights=None):
-    """Where FedAvg settles: y = c + (1 - ηa)^K (x - c) on each client, averaged, equals x."""
+    """FedAvg converges to x with y = c + (1 - ηa)^K (x - c) on each client, whose mean is x."""
     weights = np.ones(len(world.a)) if weights is None else np.asarray(weights)
     pull = 1 - (1 - world.learning_rate * world.a) ** np.array(world.steps)[:, None]
     shares = weights[:, None] * pull
@@ -87,7 +87,7 @@ def test_scaffold_keeps_the_mean_of_the_memories():
         np.testing.assert_allclose(state.slots["control"]["x"], mean, atol=1e-12)
 
 
-def test_fednova_settles_where_its_normalised_steps_cancel():
+def test_fednova_converges_where_its_normalised_steps_cancel():
     """FedAvg is biased towards clients with many steps; both match the closed form."""
     world = heterogeneous(steps=(1, 3, 8, 20))
     world.a[:] = 1.0
@@ -101,10 +101,10 @@ def test_fednova_settles_where_its_normalised_steps_cancel():
 
 
 def test_fednova_reaches_the_optimum_as_drift_vanishes():
-    """With local steps of 1e-11, made up for on the server: to 1e-9, where FedAvg stays 0.05 away.
+    """With local steps of 1e-11 and a large server rate: to 1e-9, where FedAvg stays 0.05 away.
 
-    The optimum is put at zero, near which float64 is fine enough to see so small steps; lengths
-    are in units of 1e9, so that the steps are not small beside what a sum can hold.
+    The optimum is at zero, where float64 resolves such steps. Lengths are in units of 1e9, so that
+    the steps exceed the resolution of a sum.
     """
     unit = 1e9
     world = heterogeneous(steps=(1, 3, 8, 20), learning_rate=1e-11)
@@ -211,7 +211,7 @@ def test_memory_of_a_round_that_did_not_count_is_not_used():
         assert a.values.tobytes() == b.values.tobytes()
 
 
-def test_a_rule_that_needs_whole_tensors_says_so():
+def test_a_rule_that_needs_whole_tensors_refuses_slices():
     """A slice of a tensor has no control variate for the rest."""
     part = TensorPart(DELTA, "w", Slice(((0, 2),)), np.ones(2, np.float32))
     settings = RoundSettings(epochs=1, steps=None, batch_size=0, learning_rate=0.1)
@@ -252,7 +252,7 @@ def test_a_strategy_has_its_own_rule_and_refuses_another(name, settings):
         strategy(name, settings, rule=FedProx(mu=0.1))
 
 
-def test_a_rule_without_its_server_half_is_refused():
+def test_a_rule_without_its_server_part_is_refused():
     """SCAFFOLD's devices need values that only SCAFFOLD's server sends."""
     with pytest.raises(ValueError, match="sends control, which the client rule scaffold needs"):
         FedAvg(rule=ScaffoldRule())

@@ -1,4 +1,4 @@
-"""Parts that do not go together are refused when they are put together, both by name."""
+"""Incompatible parts are refused when they are composed; the error names both."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""What does not go with buffered rounds is refused when a run is composed."""
+"""Parts that do not support buffered rounds are refused when a run is composed."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +12,7 @@ from fedloom.strategies.registry import aggregation, selection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembering(ClientRule):
-    """A rule that keeps something on the device."""
+    """A rule that stores a memory on the device."""
 
     name: ClassVar[str] = "remembering"
     remembers: ClassVar[tuple[str, ...]] = ("control",)

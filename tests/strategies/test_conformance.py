@@ -1,7 +1,8 @@
-"""What every strategy keeps, whatever its mathematics: one suite, over all that is registered.
+"""Invariants of every registered strategy.
 
-Three rounds of real updates (rules, memory and scalars included) are folded as a server folds them;
-then order, shards, a restart, silence and lone clients must do what they do for all strategies.
+Three rounds of real updates (rules, memory and scalars included) are folded as on a server. The
+result must be the same for any order, shards and restarts, and correct without updates and with one
+client.
 """
 
 import dataclasses
@@ -51,7 +52,7 @@ TRAINING = RoundSettings(epochs=None, steps=3, batch_size=0, learning_rate=0.1)
 
 
 def settings_of(name, known):
-    """The settings that a case needs, of those that it has."""
+    """The given settings that a case has."""
     fields = {field.name for field in dataclasses.fields(known[name])}
     return {k: v for k, v in SETTINGS.get(name, {}).items() if k in fields}
 
@@ -78,7 +79,7 @@ def start():
 
 
 class Fleet:
-    """Nine clients with memories; some send everything, some a part of it."""
+    """Nine clients with memories; some send everything, some a part."""
 
     def __init__(self, algorithm, *, silent=()):
         self.algorithm, self.silent, self.memory = algorithm, set(silent), {}
@@ -122,14 +123,14 @@ class Fleet:
 
 
 def differences(settled):
-    """The parts as they travel."""
+    """The parts of an update, as sent."""
     for part in settled.parts:
         values = part.values if part.less is None else part.values - part.less
         yield (part.group, part.tensor), part.coverage, np.asarray(values)
 
 
 def folded(algorithm, updates, shards=1):
-    """What `finish` gets: a sum of sums, or the rule's means."""
+    """The argument of `finish`: a sum of sums, or the rule's means."""
     specs = algorithm.specs(SPECS)
     if algorithm.needs == "each":
         arrays = {
@@ -171,7 +172,7 @@ def run(algorithm, *, order=list, shards=1, restart=lambda model, state: (model,
 
 
 def bits(model, state):
-    """What can be compared to the last bit."""
+    """Comparable to the last bit."""
     arrays = {**model, **{f"state/{n}": a for n, a in state_to_arrays(state).items()}}
     return {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
 
@@ -182,7 +183,7 @@ def test_every_registered_name_has_a_case():
 
 
 @each_case
-def test_it_is_a_frozen_value(algorithm):
+def test_a_strategy_is_a_frozen_value(algorithm):
     """Equal settings make equal strategies, also in another process."""
     assert pickle.loads(pickle.dumps(algorithm)) == algorithm
     assert dataclasses.replace(algorithm) == algorithm
@@ -298,8 +299,8 @@ def test_a_lone_client_moves_the_model(algorithm):
 
 
 @each_case
-def test_dtypes_and_shapes_stay(algorithm):
-    """A model of float32 and float64 stays one."""
+def test_dtypes_and_shapes_do_not_change(algorithm):
+    """For a model of float32 and float64."""
     model, state = run(algorithm)
     assert {n: (a.shape, a.dtype) for n, a in model.items()} == {
         n: (s.shape, s.dtype) for n, s in SPECS.items()

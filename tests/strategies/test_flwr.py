@@ -1,13 +1,13 @@
-"""The same rounds through flwr's own server optimizers, where flwr is installed.
+"""The same rounds as flwr's own server optimizers, if flwr is installed.
 
-Six rounds of clients that step towards targets of their own from the model they are given, so that
-any difference would grow. Deliberate differences, which the tests take out on flwr's side or ours:
+Six rounds of clients that step towards their own targets from the given model, so that any
+difference would grow. The tests compensate these deliberate differences:
 
-- FedAdam, FedAdagrad, FedYogi: Reddi et al. 2021 start v at τ², and so do we; flwr starts at 0.
-- FedAdam: their algorithm has no bias correction, nor have we; flwr scales η by
+- FedAdam, FedAdagrad, FedYogi: v starts at τ² as in Reddi et al. 2021; in flwr it starts at 0.
+- FedAdam: no bias correction, as in their algorithm; flwr scales η by
   √(1 - β2^(t+1)) / (1 - β1^(t+1)) in round t = 1, 2, … (one more than Adam's own exponent).
-- q-FedAvg: Li et al. 2020 weigh each client by its own loss; flwr uses one loss, the server's, for
-  all. Ours are given that one here. flwr weighs clients alike, and so do we.
+- q-FedAvg: each client has its own loss, as in Li et al. 2020; flwr uses the server's loss for all,
+  which the tests give to ours. Both weight clients equally.
 - Sums: ours are of fixed-point integers in any order, flwr's of floats in the order of arrival.
 """
 
@@ -48,7 +48,7 @@ MODEL = {
 
 
 def trained(model, number):
-    """Each client's model after a round, from the model that it is given."""
+    """Each client's model after a round, from the given model."""
     generator = np.random.default_rng([3, number])
     for client in range(len(EXAMPLES)):
         targets = np.random.default_rng([4, client])
@@ -82,7 +82,7 @@ def their_round(strategy, model, number):
     """The same by flwr: a list of arrays in, a list of arrays out."""
     results = [
         (
-            None,  # the client's proxy, which nobody looks at
+            None,  # the client's proxy, which is not used
             common.FitRes(
                 status=common.Status(common.Code.OK, ""),
                 parameters=common.ndarrays_to_parameters(list(new.values())),
@@ -101,7 +101,7 @@ def initial():
 
 
 def zero_variance(strategy):
-    """Flwr's start of v."""
+    """Flwr's initial v."""
     state = strategy.init(MODEL)
     zeros = {name: np.zeros_like(value) for name, value in MODEL.items()}
     return State(step=state.step, slots={"momentum": zeros, "variance": dict(zeros)})
@@ -127,7 +127,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_six_rounds_are_those_of_flwr(name):
+def test_six_rounds_equal_flwrs(name):
     """Each side continues from its own model."""
     ours, make = PAIRS[name]
     flwr = make()
@@ -140,7 +140,7 @@ def test_six_rounds_are_those_of_flwr(name):
             np.testing.assert_allclose(value, there[tensor], rtol=1e-9, atol=1e-11)
 
 
-def test_fedadam_is_flwrs_but_for_its_correction():
+def test_fedadam_equals_flwrs_except_for_the_bias_correction():
     """With flwr's factor on the rate, round by round."""
     flwr = theirs.FedAdam(initial_parameters=initial(), eta=0.1, tau=1e-3)
     here = there = MODEL
@@ -169,7 +169,7 @@ def test_starting_v_at_tau_squared_matters_little():
 
 
 def sent(strategy, delta, model, new):
-    """What q-FedAvg's device sends, with the loss and the rate that flwr is given."""
+    """What q-FedAvg's device sends, with flwr's loss and rate."""
     norm = math.sqrt(sum(float(np.square(new[n] - model[n]).sum()) for n in model))
     work = LocalWork(steps=1, learning_rate=0.1, num_examples=1, initial_loss=1.5, norm=norm)
     rule = strategy.rule
@@ -178,8 +178,8 @@ def sent(strategy, delta, model, new):
 
 
 @pytest.mark.parametrize("q", [0.0, 0.2, 2.0])
-def test_q_fedavg_is_flwrs_where_losses_are_one(q):
-    """Clients of equal loss, a rate of 0.1; q = 0 is the plain mean."""
+def test_q_fedavg_equals_flwrs_for_equal_losses(q):
+    """At a rate of 0.1; q = 0 is the plain mean."""
     ours = QFedAvg(q=q)
     flwr = theirs.QFedAvg(q_param=q, qffl_learning_rate=0.1, evaluate_fn=lambda *_: (1.5, {}))
     here = there = MODEL

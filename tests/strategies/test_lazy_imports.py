@@ -1,4 +1,4 @@
-"""Packages export the names in their stubs; a client imports what its run needs, no more."""
+"""Packages export the names in their stubs; a client imports only what its run needs."""
 
 import importlib
 import subprocess

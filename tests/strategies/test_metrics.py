@@ -1,4 +1,4 @@
-"""Metrics are averaged by examples and spread over clients, and no order of arrival shows."""
+"""Metrics are averaged by examples and spread over clients, independent of the order."""
 
 import math
 
@@ -18,7 +18,7 @@ reports = st.lists(
 )
 
 
-def test_each_metric_is_averaged_over_those_who_have_it():
+def test_each_metric_is_averaged_over_clients_that_report_it():
     """A client without a metric does not count for it."""
     assert weighted_mean(
         [(1, {"loss": 4.0, "accuracy": 0.5}), (3, {"loss": 8.0}), (0, {"unused": 1.0})]
@@ -113,7 +113,7 @@ def test_a_quantile_is_numpys(values, share):
 
 
 @given(ordered, st.integers(1, 9))
-def test_a_histogram_counts_everyone_once(values, bins):
+def test_a_histogram_counts_each_client_once(values, bins):
     """Within ascending edges; also numbers at the limits of float64."""
     edges, counts = histogram(values, bins)
     assert sum(counts) == len(values)

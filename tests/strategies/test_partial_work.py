@@ -1,4 +1,4 @@
-"""Which tensors and which widths a client trains: by patterns, seed and name."""
+"""Trained tensors and widths of a client: by patterns, seed and name."""
 
 from collections import Counter
 
@@ -11,8 +11,8 @@ from fedloom.strategies import LocalTraining, PartialWork, RoundSettings
 NAMES = [f"layer.{i}.{kind}" for i in range(10) for kind in ("weight", "bias", "lora_a", "lora_b")]
 
 
-def test_nothing_departs_by_default():
-    """Whole models, all tensors, no early stop."""
+def test_clients_train_the_whole_model_by_default():
+    """All tensors, without an early stop."""
     plain = PartialWork()
     assert (plain.special, plain.uneven) == ((), "")
     assert plain.tensors(NAMES, 7) == set(NAMES)
@@ -36,7 +36,7 @@ def test_a_share_of_tensors_is_drawn_by_the_seed(share, seed):
     assert drawn == departures.tensors(reversed(NAMES), seed)
 
 
-def test_every_tensor_has_its_turn():
+def test_every_tensor_is_drawn_equally_often():
     """Half of the tensors in each of 200 rounds: each in 100 of them, within four deviations."""
     departures = PartialWork(tensor_share=0.5)
     counts = Counter(name for seed in range(200) for name in departures.tensors(NAMES, seed))
@@ -53,7 +53,7 @@ def test_widths_are_drawn_by_name():
     assert abs(counts[1.0] - 250) < 4 * 13.7
 
 
-def test_a_run_passes_them_on_to_its_rounds():
+def test_a_run_passes_these_settings_to_its_rounds():
     """Unchanged, with lists as tuples."""
     settings = LocalTraining(
         steps=1, learning_rate=0.1, only=["a*"], tensor_share=0.5, widths=[0.5], patience=2

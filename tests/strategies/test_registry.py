@@ -1,4 +1,4 @@
-"""Names and settings become strategies, or errors that say what is known."""
+"""Names and settings become strategies; errors list the known names."""
 
 import dataclasses
 import doctest

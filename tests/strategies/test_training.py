@@ -1,4 +1,4 @@
-"""What clients and server do together: FedSGD is gradient descent, FedProx finds its optimum."""
+"""Clients and server together: FedSGD is gradient descent, FedProx finds its optimum."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def federated(algorithm, settings, shards, params, rounds):
 
 
 def regression(sizes):
-    """Shards of a noisy linear regression in five dimensions, each with inputs of its own."""
+    """Shards of a noisy linear regression in five dimensions, each with its own inputs."""
     rng = np.random.default_rng(5)
     shards, truth = [], rng.standard_normal(5)
     for number, size in enumerate(sizes):
@@ -94,7 +94,7 @@ def test_fedprox_reaches_the_proximal_optimum():
     np.testing.assert_allclose(x, (a * c + 0.5 * anchor) / (a + 0.5), rtol=1e-12)
 
 
-def test_fedprox_without_weight_is_plain():
+def test_fedprox_with_mu_0_is_plain_training():
     grad, param = np.array([1.0, -2.0]), np.array([3.0, 4.0])
     np.testing.assert_array_equal(
         FedProx(mu=0).gradient(grad, TensorAtStep(param=param, anchor=0 * param)), grad
@@ -141,7 +141,7 @@ def test_linear_scaling_follows_the_minibatch_of_the_round():
     assert settings.at(7, 2).learning_rate == pytest.approx(0.05)
 
 
-def test_warm_up_with_linear_scaling_climbs_from_the_base_rate():
+def test_warm_up_with_linear_scaling_rises_from_the_base_rate():
     """0.1 to 0.8 in seven steps of 0.1, then constant."""
     settings = LocalTraining(
         epochs=1,
@@ -158,7 +158,7 @@ def test_warm_up_with_linear_scaling_climbs_from_the_base_rate():
 
 
 def test_warm_up_never_starts_above_the_scaled_rate():
-    """If scaled down, there is no climb."""
+    """If scaled down, the rate is constant."""
     settings = LocalTraining(
         epochs=1,
         batch_size=1,
@@ -170,7 +170,7 @@ def test_warm_up_never_starts_above_the_scaled_rate():
     assert [settings.at(n, 1).learning_rate for n in (1, 2, 5)] == pytest.approx([0.001] * 3)
 
 
-def test_warm_up_without_scaling_climbs_in_equal_steps():
+def test_warm_up_without_scaling_rises_in_equal_steps():
     """Four rounds of warm-up to 0.5, in steps of 0.1."""
     settings = LocalTraining(steps=3, learning_rate=0.5, warmup_rounds=4)
     rates = [settings.at(number, 3).learning_rate for number in range(1, 7)]
@@ -190,7 +190,7 @@ def test_a_global_batch_is_split_over_the_cohort():
 
 
 @pytest.mark.parametrize(("size", "cohort", "fitting"), [(250, 8, 248), (4, 8, 8)])
-def test_a_global_batch_that_cannot_be_split_says_what_to_do(size, cohort, fitting):
+def test_a_global_batch_that_cannot_be_split_is_an_error_with_advice(size, cohort, fitting):
     """The message has the nearest size that fits."""
     settings = LocalTraining(steps=1, global_batch_size=size, learning_rate=0.1)
     with pytest.raises(ValueError, match=f"goal of {cohort}, got {size}. Set it to {fitting}"):

@@ -1,4 +1,4 @@
-"""Arrays that are computed a piece at a time equal the whole arrays."""
+"""Arrays that are computed piece by piece equal the whole arrays."""
 
 import numpy as np
 import pytest

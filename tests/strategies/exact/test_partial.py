@@ -1,4 +1,4 @@
-"""The sum is exact: no order, chunking, sharding, merge or restart of the same updates shows."""
+"""The sum is exact: it does not depend on order, chunks, shards, merges or restarts."""
 
 import json
 import math
@@ -72,7 +72,7 @@ def folded(items):
 
 
 def bits(partial):
-    """Everything that a partial's mean says, as bytes."""
+    """Everything that determines a partial's mean, as bytes."""
     means = {key: partial.mean_block(key, 0, spec.size) for key, spec in SPECS.items()}
     return {
         key: (mean.tobytes(), np.broadcast_to(covered, mean.shape).tobytes())
@@ -169,7 +169,7 @@ def test_blocks_of_a_large_tensor_join_up(kind):
 
 
 def iter_reader(values, reads):
-    """A reader over values that notes how much each read asked for."""
+    """A reader over values that records the size of each read."""
     position = 0
 
     def read(count):
@@ -220,7 +220,7 @@ def exact_sums(key, spec, items):
 
 
 def test_float32_accumulation_is_orders_of_magnitude_worse():
-    """On deltas of 0.01 from 100 clients the error is under a millionth of float32's."""
+    """For deltas of 0.01 from 100 clients the error is under a millionth of float32's."""
     rng, size, clients = np.random.default_rng(7), 64, 100
     deltas = (0.01 * rng.standard_normal((clients, size))).astype(np.float32)
     weights = rng.integers(1, 1000, clients)
@@ -286,7 +286,7 @@ def test_the_exponent_is_the_largest_that_is_safe(max_abs, max_weight_sum):
         (1e300, 1),
     ],
 )
-def test_bounds_that_cannot_be_kept_are_refused(max_abs, max_weight_sum):
+def test_invalid_bounds_are_refused(max_abs, max_weight_sum):
     """Bounds that are not positive, not finite or too large."""
     with pytest.raises(ValueError, match="Expected"):
         exponent(max_abs, max_weight_sum)
@@ -331,8 +331,8 @@ def test_zeros_add_their_weight(coverage):
         told.add_zeros(key, coverage, 0)
 
 
-def test_nothing_added_is_the_neutral_element():
-    """An empty partial covers nothing and changes no sum."""
+def test_an_empty_partial_is_the_neutral_element():
+    """It covers nothing and changes no sum."""
     empty, some = Partial(SPECS, EXPONENT), Partial(SPECS, EXPONENT)
     some.add_array(("delta", "scalar"), Full(), 7, np.array(1.5))
     assert empty + some == some == some + empty
@@ -343,7 +343,7 @@ def test_nothing_added_is_the_neutral_element():
     assert not mean.any()
 
 
-def test_adding_partials_leaves_them_alone():
+def test_adding_partials_does_not_change_them():
     """The result of `+` shares no memory with its operands."""
     a = Partial(SPECS, EXPONENT)
     a.add_array(("delta", "scalar"), Full(), 7, np.array(1.5))

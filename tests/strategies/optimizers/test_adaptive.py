@@ -1,4 +1,4 @@
-"""Server optimizers follow their papers, and leave alone what nobody covered."""
+"""Server optimizers follow their papers and do not change uncovered coordinates."""
 
 import math
 import tracemalloc
@@ -46,7 +46,7 @@ def sum_of(model, updates, max_abs=4.0):
 
 
 def trajectory(strategy, deltas, start=1.0):
-    """Where a float64 scalar goes under these mean deltas."""
+    """The path of a float64 scalar under these mean deltas."""
     model, points = {"x": np.array(start)}, []
     state = strategy.init(model)
     for delta in deltas:
@@ -92,7 +92,7 @@ def test_fedavgm_follows_hsu_et_al():
 
 
 def algorithm_2(deltas, follow, *, eta=0.1, beta_1=0.9, tau=1e-2, start=1.0):
-    """Algorithm 2 of Reddi et al. on a scalar, written down line by line."""
+    """Algorithm 2 of Reddi et al. on a scalar, line by line."""
     x, m, v, points = start, 0.0, tau**2, []
     for delta in deltas:
         m = beta_1 * m + (1 - beta_1) * delta
@@ -129,7 +129,7 @@ any_floats = hnp.arrays(np.float32, 6, elements=st.floats(width=32)).map(np.copy
 
 @pytest.mark.parametrize("strategy", ALL, ids=IDS)
 @given(value=any_floats, bits=hnp.arrays(bool, 6))
-def test_coordinates_nobody_covered_keep_their_bits(strategy, value, bits):
+def test_uncovered_coordinates_keep_their_bits(strategy, value, bits):
     """Values (NaN, infinities and -0.0 too) and slots, with any momentum."""
     value[bits] = 0.25
     model, state = {"x": value}, strategy.init({"x": value})
@@ -156,7 +156,7 @@ def test_a_slot_of_a_coordinate_starts_when_it_is_first_covered(strategy):
     assert model["x"][0] == model["x"][1] != 0
 
 
-def test_tensors_nobody_covered_are_the_same_arrays():
+def test_uncovered_tensors_are_the_same_arrays():
     """They are not copied, and get no slots."""
     model = {"x": np.zeros(3), "frozen": np.ones(4)}
     new, state = FedAdam().finish(State(), model, sum_of(model, [("x", Full(), 1.0, [1, 2, 3])]))
@@ -268,13 +268,13 @@ def test_a_state_is_restored_from_its_arrays(strategy):
 
 
 @pytest.mark.parametrize("arrays", [{}, {"step": np.array(1), "momentum": np.zeros(3)}])
-def test_arrays_that_are_no_state_are_refused(arrays):
+def test_arrays_of_an_invalid_state_are_refused(arrays):
     with pytest.raises(ValueError, match="Expected"):
         state_from_arrays(arrays)
 
 
 def peak_bytes(work):
-    """The result of the work, and how much numpy memory it needed on top at its peak."""
+    """The result of the work, and its peak of additional numpy memory."""
     tracemalloc.start()
     try:
         result = work()

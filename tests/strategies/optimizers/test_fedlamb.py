@@ -1,4 +1,4 @@
-"""LAMB on the server: every tensor moves in proportion to its norm."""
+"""LAMB on the server: every tensor changes in proportion to its norm."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def finish(optimizer, model, rounds):
 
 
 def lamb(x, deltas, *, rate, beta_1, beta_2, tau, decay, corrected):
-    """Algorithm 2 of You et al., on its own: v from 0 with bias correction, or as ours."""
+    """Algorithm 2 of You et al., independent: v from 0 with bias correction, or like ours."""
     m, v = np.zeros_like(x), np.full_like(x, 0.0 if corrected else tau**2)
     for t, delta in enumerate(deltas, start=1):
         m = beta_1 * m + (1 - beta_1) * -delta

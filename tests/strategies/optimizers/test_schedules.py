@@ -44,7 +44,7 @@ def partial_of(delta):
 
 
 def trajectory(optimizer, deltas, resume_at=None):
-    """Where a scalar goes from 0 under these mean deltas."""
+    """The path of a scalar from 0 under these mean deltas."""
     model, state, points = {"x": np.array(0.0)}, optimizer.init({}), []
     for number, delta in enumerate(deltas):
         if number == resume_at:

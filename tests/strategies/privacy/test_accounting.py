@@ -28,7 +28,7 @@ def classical(releases, rounds, delta):
 def test_published_language_model():
     """McMahan et al. 2018, section 3: z = 1, 5,000 of 763,430 users, 5,000 rounds, δ = 1e-9: 4.634.
 
-    Their conversion gives their figure; dp-accounting's own, which came later, gives less.
+    Their conversion gives their figure; the later one of dp-accounting gives less.
     """
     assert classical(MCMAHAN, 5000, 1e-9) == pytest.approx(4.634, abs=0.001)
     accountant = rdp.RdpAccountant()
@@ -64,7 +64,7 @@ def test_local_noise_is_half_as_good():
     assert epsilon(local, 7, 1e-5) == epsilon(Releases(noise_multiplier=5.0), 7, 1e-5)
 
 
-def test_without_replacement_is_dp_accountings_own():
+def test_without_replacement_equals_dp_accounting():
     """Neighbours replace a client, so the noise over the sensitivity is half the multiplier."""
     releases = Releases(
         noise_multiplier=4.0, sampling="without_replacement", cohort=50, population=1000
@@ -76,8 +76,8 @@ def test_without_replacement_is_dp_accountings_own():
 
 
 @pytest.mark.parametrize(("rounds", "trees"), [(8, [8]), (20, [8, 8, 4]), (3, [3])])
-def test_trees_are_dp_accountings_own(rounds, trees):
-    """Whole trees and the one that has begun, each client once in each."""
+def test_trees_equal_dp_accounting(rounds, trees):
+    """Complete trees and an incomplete one, each client once in each."""
     accountant = rdp.RdpAccountant(neighboring_relation=NEIGHBOURS.REPLACE_SPECIAL)
     for steps in trees:
         accountant.compose(dp_accounting.SingleEpochTreeAggregationDpEvent(4.0, steps))

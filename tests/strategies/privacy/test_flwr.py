@@ -1,9 +1,13 @@
-"""The same clipping, rounds and noise through flwr's own functions, where flwr is installed.
+"""The same clipping, rounds and noise as flwr's own functions, if flwr is installed.
 
-Deliberate differences: flwr averages over the clients that answered, ours over the goal, so that an
-answer that stays out cannot be told; flwr counts the clients that were clipped where Andrew et al.
-2021 count those that were not, so its clip moves the other way; flwr adds noise of the clip after
-it moved, ours of the one that updates were clipped to; flwr's noise is from numpy's generator.
+Deliberate differences:
+
+- flwr averages over the clients that answered, ours over the goal, so that a missing update is not
+  visible.
+- flwr counts the clipped clients; ours counts the others as in Andrew et al. 2021, so flwr's clip
+  moves the other way.
+- flwr adds noise for the updated clip, ours for the clip that was applied to the updates.
+- flwr draws noise from numpy's generator.
 """
 
 import numpy as np
@@ -51,7 +55,7 @@ def finished(release, model, state, updates, number):
     return finish(FedAvg(), release, state, model, partial, round=number, stream=stream)
 
 
-def test_five_rounds_of_fixed_clipping_are_those_of_flwr():
+def test_five_rounds_of_fixed_clipping_equal_flwrs():
     """Clients pull towards different targets, some beyond the clip; models agree to 1e-5."""
     rng = np.random.default_rng(0)
     targets = [
@@ -103,7 +107,7 @@ def test_the_counts_share_of_the_noise_is_that_of_flwr():
 
 
 def test_the_clip_moves_as_in_andrew_et_al_opposite_to_flwr():
-    """Six of eight updates within the clip, quantile 1/2: ours falls as in the paper."""
+    """Six of eight updates within the clip, quantile 1/2: ours decreases as in the paper."""
     release = release_of(clip_quantile=0.5, clip_count_noise=1e-3)
     updates = [{n: np.full(s.shape, v) for n, s in SPECS.items()} for v in [0.01] * 6 + [1.0] * 2]
     model = {name: np.zeros(spec.shape) for name, spec in SPECS.items()}

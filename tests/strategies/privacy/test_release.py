@@ -154,7 +154,7 @@ def test_a_new_tree_begins_after_its_rounds():
 
 @pytest.mark.parametrize(("share", "moves"), [(1.0, -1), (0.0, 1), (0.5, 0)])
 def test_clip_follows_the_quantile(share, moves):
-    """Andrew et al. 2021: C·exp(-η(b - γ)), down when all are within it, up when none is."""
+    """Andrew et al. 2021: C·exp(-η(b - γ)), down if all are within it, up if none is."""
     release = release_of(goal=1000, clip_quantile=0.5, clip_count_noise=1.0)
     bits = [number < 1000 * share for number in range(1000)]
     _, memory = means_of(release, partial_of(release, [], bits))
@@ -171,8 +171,8 @@ def test_an_adapted_clip_scales_the_noise():
     assert abs(found.std() / (0.25 * release.value_noise) - 1) < 0.1
 
 
-def test_a_round_that_drew_nobody_sums_nobody():
-    """One client is asked all the same, and its update does not count."""
+def test_an_empty_draw_gives_an_empty_sum():
+    """One client is asked nevertheless, and its update does not count."""
     release = release_of(goal=1, sampling="poisson", population=4)
     model = {name: np.zeros(spec.shape, np.float32) for name, spec in SPECS.items()}
     none = next(n for n in range(1, 50) if drawn(STREAM, n, 1, 4) == 0)

@@ -1,7 +1,7 @@
-"""The same rounds through flwr's own rules, where flwr is installed.
+"""The same rounds as flwr's own rules, if flwr is installed.
 
-Deliberate differences: flwr weighs the mean of Multi-Krum by examples (given equal ones here),
-reduces whole models where ours reduces deltas, and adds in the order of arrival.
+Deliberate differences: flwr weights the mean of Multi-Krum by examples (equal here), reduces whole
+models instead of deltas, and adds in the order of arrival.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ theirs = pytest.importorskip("flwr.server.strategy.aggregate")
 
 
 def krum(kept):
-    """Flwr's Krum, or its Multi-Krum of so many."""
+    """Flwr's Krum, or its Multi-Krum with this number of updates."""
     return lambda results: theirs.aggregate_krum(results, num_malicious=2, to_keep=kept)
 
 
@@ -34,7 +34,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("clients", [11, 14])
 @pytest.mark.parametrize(("rule", "flwr_rule"), PAIRS, ids=[rule.name for rule, _ in PAIRS])
-def test_five_rounds_are_those_of_flwr(rule, flwr_rule, clients):
+def test_five_rounds_equal_flwrs(rule, flwr_rule, clients):
     """Clients pull towards different targets, two of them far away."""
     rng = np.random.default_rng(clients)
     targets = rng.normal(size=(clients, 40))

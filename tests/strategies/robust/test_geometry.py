@@ -1,4 +1,4 @@
-"""Distances of updates are right, exact, and the same however they are read."""
+"""Distances of updates are correct, exact, and independent of the block size."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ def matrix(rows, **settings):
     return ArrayUpdates.of({f"c{n:04}": {"x": row} for n, row in enumerate(rows)}, **settings)
 
 
-def test_products_are_those_of_the_vectors():
-    """They agree with numpy's to twelve digits, for any scales of the updates."""
+def test_products_equal_numpys():
+    """To twelve digits, for any scales of the updates."""
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(6, 20_000)) * np.array([1, 1e-6, 1e4, 3, 1e-9, 1])[:, None]
     found = geometry(matrix(rows))

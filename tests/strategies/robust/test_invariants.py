@@ -1,4 +1,4 @@
-"""What holds for every robust rule: order, blocks, scale, coverage, empty and one-client rounds."""
+"""Invariants of every robust rule: order, blocks, scale, coverage, empty and one-client rounds."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from support.robust import IDS, LAST, RULES, SPECS, ragged, reduced, vector
 
 
 def bits(found):
-    """What can be compared to the last bit."""
+    """Comparable to the last bit."""
     return {name: (mean.tobytes(), there.tobytes()) for name, (mean, there) in found.items()}
 
 
@@ -58,7 +58,7 @@ def test_uncovered_tensors_do_not_change(rule):
 
 
 class Only:
-    """Means of some tensors, for a model that has just those."""
+    """Means of some tensors, for a model that has only those."""
 
     def __init__(self, tensor, means):
         self._means, self.specs = means, {("delta", tensor): SPECS["delta", tensor]}
@@ -120,7 +120,7 @@ def test_a_rule_is_rebuilt_from_its_settings():
 
 
 def test_the_last_rounds_means_are_the_centre_of_the_next_clipping():
-    """The strategy keeps them for rules that read them only."""
+    """The strategy keeps them for rules that only read them."""
     model = {name: np.zeros(SPECS["delta", name].shape, np.float32) for name in "abc"}
     updates = ArrayUpdates(SPECS, ragged())
     strategy = FedAvg(aggregation=CenteredClipping())

@@ -1,4 +1,4 @@
-"""Robust rules by hand: what each gives on numbers small enough to check, and what it refuses."""
+"""Robust rules by hand, on small numbers, and their refusals."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def block(rule, updates, last=None):
     return mean.tolist(), np.broadcast_to(there, size).tolist()
 
 
-# ---- each coordinate on its own ------------------------------------------------------------------
+# ---- rules by coordinate -------------------------------------------------------------------------
 
 
 def test_median_of_odd_and_even():
@@ -172,7 +172,7 @@ def test_centered_clipping_by_hand():
 
 
 def test_two_iterations_of_centered_clipping_by_hand():
-    """The second goes from where the first arrived."""
+    """The second starts at the result of the first."""
     rows, v = [[2.0, 0], [10, 1], [-4, 3]], np.array([1.0, 1])
     for _ in range(2):
         away = np.array(rows) - v
@@ -209,8 +209,8 @@ def test_fltrust_by_hand():
     )
 
 
-def test_fltrust_trusts_itself_where_nobody_else_is():
-    """Alone, or against all others."""
+def test_fltrust_falls_back_to_its_own_update():
+    """If the trusted update is alone, or all others oppose it."""
     assert vector(FLTrust(trusted="c0"), [[2.0, 1]]).tolist() == [2, 1]
     assert vector(FLTrust(trusted="c1"), [[-2.0, 0], [1, 0]]).tolist() == [1, 0]
 

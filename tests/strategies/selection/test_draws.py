@@ -1,4 +1,4 @@
-"""Draws without replacement: exact chances, raw numbers, no favourites."""
+"""Draws without replacement: exact probabilities from raw random numbers."""
 
 from collections import Counter
 from itertools import permutations
@@ -20,7 +20,7 @@ def occasion(count, *, seed=0, round_number=1):
 
 
 def successive(weights, order):
-    """The chance that these are drawn in this order, each in proportion to those left."""
+    """The probability of this order, each drawn in proportion to the remaining weights."""
     left, chance = sum(weights), 1.0
     for place in order:
         chance *= weights[place] / left

@@ -1,4 +1,4 @@
-"""What is known of clients follows from the committed rounds, and from nothing else."""
+"""Knowledge about clients follows only from the committed rounds."""
 
 import math
 

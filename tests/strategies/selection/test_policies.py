@@ -1,4 +1,4 @@
-"""Selection policies: what every one of them keeps, and each one's chances in closed form."""
+"""Selection policies: common invariants, and the probabilities of each in closed form."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ POLICIES = [registry.selection(name, NEEDED.get(name)) for name in SELECTIONS] +
 
 
 def known_of(count, **facts):
-    """What is known of so many clients; what is not given is unknown."""
+    """Knowledge about this many clients; values that are not given are unknown."""
     nothing = Known.nothing(count)
     given = {name: np.array(values) for name, values in facts.items() if name != "latest_round"}
     if "rounds" not in given and "num_examples" in given:
@@ -121,7 +121,7 @@ def test_a_draw_does_not_change_between_versions(name):
 
 
 def inclusions(policy, known, count, rounds=1500, **when):
-    """How often each candidate was drawn, in so many rounds."""
+    """How often each candidate was drawn in this many rounds."""
     seen = Counter()
     for number in range(1, rounds + 1):
         drawn = policy.choose(occasion(known, **{"round_number": number} | when), count)
@@ -209,7 +209,7 @@ def test_oort_utilities_are_those_of_the_formula():
 
 
 def test_oort_explores_less_and_less():
-    """0.9, then 0.98 of it each round, down to 0.2; that share is for clients never tried."""
+    """0.9, decreasing by a factor of 0.98 a round to 0.2; that share is for untried clients."""
     policy = Oort()
     assert policy.exploration_at(1) == 0.9
     assert policy.exploration_at(11) == pytest.approx(0.9 * 0.98**10)
@@ -234,14 +234,14 @@ def test_oort_asks_clients_past_max_rounds_last():
 
 @given(st.integers(1, 2**40))
 def test_the_logarithm_is_accurate(value):
-    """To 1e-14, by operations that round alike on every machine."""
+    """To 1e-14, by operations that round equally on every machine."""
     assert _ln(value) == pytest.approx(math.log(value), rel=1e-14, abs=1e-15)
 
 
 # ---- the others ----------------------------------------------------------------------------------
 
 
-def test_the_deadline_keeps_the_slow_out():
+def test_the_deadline_policy_excludes_slow_clients():
     """Uniform among clients that fit and unmeasured ones; then the fastest of the slow."""
     seconds = np.array([10.0, 54.0, 55.0, math.nan, 200.0])
     known = known_of(5, num_examples=np.full(5, 1), seconds=seconds)
@@ -249,8 +249,8 @@ def test_the_deadline_keeps_the_slow_out():
     assert Deadline(share=0.9).choose(occasion(known), 5).tolist()[3:] == [2, 4]
 
 
-def test_the_deadline_tries_the_slow_again():
-    """Every so many rounds after they last took part."""
+def test_the_deadline_policy_retries_slow_clients():
+    """Some rounds after they last took part."""
     known = known_of(
         2, num_examples=np.full(2, 1), seconds=np.array([10.0, 90.0]), last_round=np.array([4, 4])
     )

@@ -1,4 +1,4 @@
-"""The message API in numpy: metrics that are lists, a context with a memory, and a query."""
+"""The message API in numpy: metrics that are lists, a context with state, and a query."""
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict

@@ -1,4 +1,4 @@
-"""A `NumPyClient` by `client_fn`: the older API, a list of arrays in and out."""
+"""A `NumPyClient` by `client_fn`: the older API, with lists of arrays."""
 
 import numpy as np
 from flwr.client import NumPyClient

@@ -1,1 +1,1 @@
-"""An app in the form of those that Flower begins with."""
+"""An app with the structure of Flower's quickstarts."""

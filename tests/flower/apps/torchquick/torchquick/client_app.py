@@ -1,4 +1,4 @@
-"""The message API with PyTorch: what Flower's quickstart for it does."""
+"""The message API with PyTorch, as in Flower's quickstart."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp

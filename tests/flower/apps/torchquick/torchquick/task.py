@@ -1,4 +1,4 @@
-"""Model and data: a small network on scikit-learn's digits, in place of a download."""
+"""Model and data: a small network on scikit-learn's digits, without a download."""
 
 import numpy as np
 import torch
