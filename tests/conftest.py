@@ -1,4 +1,4 @@
-"""Fixtures that tests share: settings of property tests, an event loop and a running server."""
+"""Shared fixtures: settings of property tests, an event loop and a running server."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ def runner():
 @pytest.fixture(scope="module")
 def federation(runner, tmp_path_factory):
     """A running server with its own authority, shared by a module's tests."""
-    from support.federation import Federation  # loads grpc: only for those who ask
+    from support.federation import Federation  # imports grpc: only for tests that need it
 
     federation = Federation(tmp_path_factory.mktemp("server"))
     runner.run(federation.start())

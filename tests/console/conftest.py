@@ -1,7 +1,7 @@
 """A real browser against a real server with real clients: `make console` runs these tests.
 
-Every page that a test opens is watched: an error in the browser's console, a violation of the
-content security policy, or a request to another host fails the test.
+A test fails if one of its pages has an error in the browser's console, violates the content
+security policy, or sends a request to another host.
 """
 
 import os
@@ -13,7 +13,7 @@ import pytest
 from support.scene import Scene
 
 if os.environ.get("FEDLOOM_TEST_CONSOLE") != "1":
-    collect_ignore_glob = ["test_*.py"]  # playwright need not be there
+    collect_ignore_glob = ["test_*.py"]  # playwright may be missing
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 ARGUMENTS = [
@@ -86,7 +86,7 @@ def reader(browser, archive, pressed):
 def axe():
     """Runs axe on a page; returns serious and critical findings."""
     path = Path(os.environ.get("FEDLOOM_TEST_AXE", "out/axe/axe.min.js"))
-    if not path.exists():  # asked last of a page: all else about it is seen by then
+    if not path.exists():  # checked last: the page's other checks have run
         return lambda _: pytest.skip(f"axe is not in {path}: make console fetches it by npm")
     source = path.read_text()
 

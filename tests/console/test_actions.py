@@ -54,7 +54,7 @@ def test_round_is_extended_closed_and_aborted(watched, scene, busy):
     expect(page.get_by_role("region", name="Latest rounds")).to_contain_text("a bad batch")
 
 
-def test_outdated_action_says_why(watched, scene, busy):
+def test_outdated_action_is_refused_with_the_reason(watched, scene, busy):
     """Another operator acted meanwhile; nothing happens twice."""
     page = watched.open(f"/runs/{busy}")
     page.get_by_role("button", name="Close round").click()
@@ -206,7 +206,7 @@ def test_run_is_started_from_the_form(watched, scene):
 
 @pytest.mark.parametrize("path", ["/", "/runs/{busy}", "/clients/oak"])
 def test_viewer_cannot_act(watched, scene, busy, path):
-    """Buttons are disabled and say why."""
+    """Buttons are disabled and show the reason."""
     page = watched.open(path.format(busy=busy), scope="viewer")
     buttons = page.locator("button[data-act]")
     assert buttons.count() > 0

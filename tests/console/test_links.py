@@ -35,7 +35,7 @@ def follow(watched, address):
         page.goto(address)
         link = page.locator(LINKS).nth(index)
         there = link.get_attribute("href")
-        link.evaluate("e => e.click()")  # some are seen by the keyboard alone
+        link.evaluate("e => e.click()")  # some are visible only to the keyboard
         page.wait_for_url(lambda url, there=there: url.endswith(there))
         expect(page.locator("h1, .empty").first).to_be_visible()
 
@@ -54,7 +54,7 @@ def test_links_of_a_server_with_history(reader, archive):
 
 
 def test_links_of_an_empty_server(browser, pressed, tmp_path):
-    """They say what to do first; an unknown page links to the overview."""
+    """Pages name the first step; an unknown page links to the overview."""
     with Scene(tmp_path, ()) as scene:
         watched = Watched(browser, scene, pressed)
         watched.forgiven.append("404")

@@ -10,7 +10,7 @@ from support.patience import PATIENCE_S
 from support.scene import wait_for
 
 
-def test_progress_is_seen_without_reload(watched, scene):
+def test_progress_is_shown_without_reload(watched, scene):
     run = scene.submit(name="moving", rounds=300, config={"delay_s": 0.4})
     page = watched.open(f"/runs/{run}")
     same = stays(page)
@@ -81,7 +81,7 @@ def test_lost_connection_is_shown_and_restored(watched, scene, busy):
 
 
 def test_hidden_page_closes_its_stream(watched, scene, busy):
-    """And is current when shown again: browsers allow six connections per server."""
+    """Browsers allow six connections per server; a page shown again is current."""
     page = watched.open(f"/runs/{busy}")
     same = stays(page)
     see = """value => { Object.defineProperty(document, 'hidden', {value, configurable: true});
@@ -116,7 +116,7 @@ def test_log_follows_new_lines(watched, scene):
 
 
 def test_page_follows_the_end_of_its_session(watched, scene):
-    """A user logged out elsewhere gets the login page, and no new data."""
+    """A user logged out elsewhere gets the login page and no new data."""
     watched.forgiven += ["401", "ERR_INCOMPLETE_CHUNKED"]
     page = watched.open("/")
     expect(page.locator("#link")).to_have_text("Live")
@@ -127,7 +127,7 @@ def test_page_follows_the_end_of_its_session(watched, scene):
 
 @pytest.mark.parametrize("sent", [False, True])
 def test_input_survives_the_session(watched, scene, sent):
-    """Whether it ends while typing or on sending, it is restored after the login."""
+    """If the session ends while typing or on sending, the input is restored after the login."""
     watched.forgiven += ["401", "ERR_INCOMPLETE_CHUNKED"]
     name = f"eve-{sent}".lower()
     body = {"name": name, "password": "correct horse battery", "scope": "operator"}
@@ -158,7 +158,7 @@ def test_input_survives_the_session(watched, scene, sent):
     page.get_by_role("button", name="Check").click()
     expect(page.locator(".health")).to_contain_text("are valid")
     page.goto(scene.url + "/runs/new")
-    expect(page.get_by_label("Name")).to_have_value("run")  # what was answered is not kept
+    expect(page.get_by_label("Name")).to_have_value("run")  # input is not restored after an answer
 
 
 @pytest.mark.parametrize(("keys", "path"), [("gr", "/runs"), ("gc", "/clients"), ("go", "/")])

@@ -28,7 +28,7 @@ LOOKS = {"light": (DESKTOP, "light"), "dark": (DESKTOP, "dark"), "phone": (PHONE
 @pytest.fixture(scope="module")
 def shown(scene):
     """A federation with data on every page: a running and a finished run, and a faulty client."""
-    name = "wards-of-the-general-hospital-north-2026"  # as long as may be
+    name = "wards-of-the-general-hospital-north-2026"  # as long as allowed
     run = scene.submit(name=name, rounds=500, config={"delay_s": 1.5})
     scene.until(run, 3)
     yield {"finished": scene.finished, "busy": run, "model": scene.run(scene.finished)["model"]}
@@ -70,7 +70,7 @@ def test_compared_runs_share_a_plot(watched, shown):
     expect(page.get_by_role("region", name="Settings side by side")).to_contain_text("Rounds")
 
 
-def test_empty_server_says_what_to_do_next(browser, pressed, tmp_path, axe):
+def test_empty_server_shows_the_next_step(browser, pressed, tmp_path, axe):
     with Scene(tmp_path, ()) as scene:
         watched = Watched(browser, scene, pressed)
         page = watched.open("/")

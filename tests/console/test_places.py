@@ -29,7 +29,7 @@ def first_row(page):
 
 @pytest.mark.parametrize("path", FIRST)
 def test_long_list_has_pages(reader, path):
-    """One press leads to the next page, and one back."""
+    """One press opens the next page, and one returns."""
     on, back = FIRST[path]
     page = reader.open(path)
     begun = first_row(page)

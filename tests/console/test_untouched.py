@@ -1,4 +1,4 @@
-"""Every control is pressed by a test: this last test checks what the others pressed."""
+"""Every control is pressed by a test: this last test checks the others."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ ELSEWHERE = {
 
 
 def test_every_control_was_pressed(request, pressed):
-    """A control that no test presses may lead nowhere unnoticed."""
+    """A control that no test presses could lead nowhere unnoticed."""
     ran = {Path(item.path).name for item in request.session.items}
     if ran != {path.name for path in Path(__file__).parent.glob("test_*.py")}:
         pytest.skip("it looks at what all the other tests here have pressed")

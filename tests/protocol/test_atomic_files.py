@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written completely or not at all."""
 
 import errno
 
@@ -7,7 +7,7 @@ import pytest
 from fedloom.protocol.atomic_files import drafted, write_whole
 
 
-def test_a_file_is_written_and_replaced_with_nothing_left_beside_it(tmp_path):
+def test_a_file_is_written_and_replaced_without_temporary_files(tmp_path):
     """Text and bytes are written unchanged."""
     path = tmp_path / "file"
     for data, wanted in (("ä\n", b"\xc3\xa4\n"), ("a,b\r\n", b"a,b\r\n"), (b"\xff", b"\xff")):
@@ -50,5 +50,5 @@ def test_a_draft_is_never_visible_under_the_name(tmp_path):
         draft.write_text("half of it")
         assert not path.exists()
         assert draft.parent == path.parent
-        assert draft.name.startswith(".file.")  # what leaving a federation looks for
+        assert draft.name.startswith(".file.")  # the pattern that `client leave` deletes
     assert path.exists()

@@ -1,4 +1,4 @@
-"""What docs/protocol.md says is what the code does."""
+"""docs/protocol.md matches the code."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 
 
 def rows_after(marker):
-    """The cells of the table that follows a marker or a heading, without its head."""
+    """The cells of the table after a marker or a heading, without its header row."""
     lines = PAGE.split(marker)[1].strip().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("|"))
     table = []
@@ -38,7 +38,7 @@ def test_the_page_lists_the_codes_of_the_code():
 
 
 @pytest.mark.parametrize("code", list(Code))
-def test_the_page_says_what_a_code_means_to_a_client(code):
+def test_the_page_has_the_meaning_of_each_code_for_a_client(code):
     """Its status, and our client's reaction."""
     status, when, then = REFUSALS[code.value]
     assert status == f"`{grpc_status(code).name}`"

@@ -1,4 +1,4 @@
-"""What a collector that is away costs: its spans, and a line of the log now and then."""
+"""An unreachable collector costs its spans and a few log lines."""
 
 import logging
 import random
@@ -14,7 +14,7 @@ from support.ports import steady_port
 
 @pytest.fixture
 def tracer(exporters_end):
-    """A tracer whose collector is away."""
+    """A tracer whose collector is unreachable."""
     made = OtlpTracer(f"http://127.0.0.1:{steady_port()}", "fedloom-server", "")
     yield made
     made.close()
@@ -35,7 +35,7 @@ def test_unreachable_collector_does_not_fill_the_log(caplog, monkeypatch, reques
 
 
 def test_programs_with_equal_seeds_have_different_traces(tracer):
-    """Spans neither follow nor use the generator that training code seeds."""
+    """Span ids do not use the generator that training code seeds."""
     made = set()
     for _ in range(2):
         random.seed(7)

@@ -99,7 +99,7 @@ tasks = st.builds(
 
 
 @given(tasks)
-def test_a_task_is_read_as_it_was_written(task):
+def test_a_task_survives_a_round_trip(task):
     """Through the bytes of the wire, with each type of value."""
     message = fleet_pb2.Task.FromString(to_message(task).SerializeToString())
     found = from_message(message)

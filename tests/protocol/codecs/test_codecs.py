@@ -1,4 +1,4 @@
-"""Every codec: what comes back, what a receiver checks, and errors bounded and unbiased."""
+"""Every codec: decoded values, checks of the receiver, and bounded, unbiased errors."""
 
 import math
 from itertools import pairwise
@@ -41,13 +41,13 @@ def made(shape, seed, scale=0.01):
 
 
 def stored(encoded, method):
-    """What a container declares of the arrays."""
+    """What a container declares about the arrays."""
     dtype = {"bf16": "BF16"}.get(method.name)
     return {r: ArrayInfo(dtype or dtype_name(a.dtype), a.shape) for r, a in encoded.arrays.items()}
 
 
 def inspected(method, shape, arrays, declared, step=1 << 20):
-    """All that an inspector yields, the arrays coming in chunks of `step` items."""
+    """All values that an inspector yields, for arrays in chunks of `step` items."""
     method.check(shape, declared)
     inspector = method.inspector(shape, declared)
     seen = [np.zeros(0, np.float32)]
@@ -96,8 +96,8 @@ def test_inspected_values_are_the_decoded_ones_in_any_ranges(method, shape, seed
 
 
 @BY_NAME
-def test_tensors_longer_than_the_work_block_decode_alike(method):
-    """Encoding and decoding do not depend on the division into blocks."""
+def test_the_division_into_blocks_does_not_change_values(method):
+    """For encoding and decoding of tensors longer than a block."""
     shape = (3, WORK - 7)
     values = made(shape, 1)
     encoded = method.encode(values, shape, 9, {})
@@ -174,7 +174,7 @@ def test_expectations_are_the_values(name):
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m.contracts], ids=str)
-def test_memory_of_the_error_loses_nothing(method):
+def test_error_feedback_loses_nothing(method):
     """The decoded values of all rounds plus the memory equal the input."""
     shape = (24, 40)
     meant, sent, memory = np.zeros(960), np.zeros(960), np.zeros(960, np.float32)
@@ -208,7 +208,7 @@ def test_int8_agrees_with_arithmetic_in_python():
 
 
 def splitmix(seed, count):
-    """SplitMix64 in Python's whole numbers."""
+    """SplitMix64 in Python integers."""
     mask, out = 2**64 - 1, []
     for number in range(1, count + 1):
         z = (seed + number * 0x9E3779B97F4A7C15) & mask
@@ -241,7 +241,7 @@ def test_int4_packs_two_values_in_a_byte():
 
 
 def test_fp16_is_numpys_and_bf16_is_one_of_its_neighbours():
-    """fp16 rounds to the nearest; bf16 gives the value below or above, and exact ones exactly."""
+    """fp16 rounds to nearest; bf16 gives the value below or above, and exact values exactly."""
     values = made((1000,), 6)
     got = decode(codec("fp16"), codec("fp16").encode(values, (1000,), 1, {}), (1000,), 1)
     assert np.array_equal(got, values.astype(np.float16).astype(np.float32))
@@ -328,7 +328,7 @@ def test_dependent_columns_become_zeros():
     assert got.T @ got == pytest.approx(np.diag([1.0, 0.0, 1.0]), abs=1e-12)
 
 
-def test_lossless_gives_the_same_bits_and_is_smaller_where_it_pays():
+def test_lossless_gives_the_same_bits_and_compresses_if_possible():
     """Noise is stored, zeros shrink, and every bit is restored."""
     noise = np.frombuffer(np.random.default_rng(1).bytes(400_000), np.float32)
     method = codec("lossless")
@@ -367,7 +367,7 @@ def test_settings_out_of_range_are_refused(name, given, said):
         codec(name, given)
 
 
-# ---- arrays that no encoder writes ---------------------------------------------------------------
+# ---- invalid arrays ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

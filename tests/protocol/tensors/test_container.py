@@ -1,4 +1,4 @@
-"""The container beside the `safetensors` library, and against whoever sends what is none."""
+"""The container format: compatible with the `safetensors` library, and invalid files refused."""
 
 import hashlib
 import io
@@ -41,7 +41,7 @@ def same(a, b):
     return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
 
 
-# ---- beside the library -------------------------------------------------------------------------
+# ---- compatibility with the library --------------------------------------------------------------
 
 
 @given(st.dictionaries(NAMES, arrays(), max_size=5))
@@ -98,8 +98,8 @@ def test_narrowing_rounds_to_the_nearest_as_torch_does(values):
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
-def test_every_dtype_goes_through_a_file(tmp_path, dtype):
-    """Empty, scalar and unaligned tensors of each dtype are restored."""
+def test_every_dtype_survives_a_round_trip(tmp_path, dtype):
+    """Empty, scalar and unaligned tensors of each dtype."""
     path = tmp_path / "x.safetensors"
     kind = np.float32 if dtype == "BF16" else DTYPES[dtype]
     params = {
@@ -118,7 +118,7 @@ def test_every_dtype_goes_through_a_file(tmp_path, dtype):
     assert stored["odd"]["dtype"] == dtype
 
 
-def test_writable_arrays_leave_the_file_alone(tmp_path):
+def test_writable_arrays_do_not_change_the_file(tmp_path):
     """A client's changes to its copy of the model stay in memory."""
     path = tmp_path / "x.safetensors"
     write_file(path, {"x": np.zeros(4, np.float32)})
@@ -127,8 +127,7 @@ def test_writable_arrays_leave_the_file_alone(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_big_endian_arrays_are_written_in_the_format_s_order(tmp_path):
-    """The container is always little-endian."""
+def test_big_endian_arrays_are_written_little_endian(tmp_path):
     path = tmp_path / "x.safetensors"
     write_file(path, {"x": np.array([1, 2], ">f4")})
     np.testing.assert_array_equal(read_params(path)["x"], [1, 2])
@@ -166,7 +165,7 @@ NUMBERS = st.integers(-2, 40) | st.integers() | st.booleans() | st.floats()
 
 @st.composite
 def nearly_headers(draw):
-    """Objects that look like a header, with any of their parts gone wrong."""
+    """Objects like a header, with any of their parts invalid."""
     entry = st.fixed_dictionaries(
         {},
         optional={
@@ -186,8 +185,8 @@ def nearly_headers(draw):
 @example(b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,Infinity]}}')
 @example(b"\x00" * 8)
 @settings(max_examples=400)
-def test_parser_refuses_or_accepts_and_does_nothing_else(header):
-    """For any bytes, the result is a layout or a typed refusal that can be sent."""
+def test_parser_accepts_or_refuses_any_bytes(header):
+    """The result is a layout or a typed refusal that can be sent."""
     accepted(header)
 
 
@@ -202,7 +201,7 @@ def test_nesting_around_the_recursion_limit_is_refused(depth, pair):
 
 @st.composite
 def tampered(draw):
-    """A good header with one piece of its text replaced."""
+    """A valid header with one piece of its text replaced."""
     entries = [
         TensorEntry(name, draw(st.sampled_from(sorted(DTYPES))), tuple(draw(SHAPES)))
         for name in draw(st.lists(NAMES, max_size=3, unique=True))
@@ -246,7 +245,7 @@ def test_headers_that_are_built_parse_to_their_own_layout(entries):
 
 
 def test_finding_a_repeated_name_takes_linear_time():
-    """A hundred thousand names with one repeated at the end are refused at once."""
+    """A hundred thousand names with one repeated at the end are refused without delay."""
     text = ",".join(f'"{n}":0' for n in range(100_000))
     with pytest.raises(Refusal) as caught:
         parse_header(f'{{{text},"99999":0}}'.encode())
@@ -254,8 +253,8 @@ def test_finding_a_repeated_name_takes_linear_time():
 
 
 @given(st.binary(max_size=64))
-def test_file_that_is_no_container_is_damaged(tmp_path_factory, raw):
-    """A stored file has exactly its declared length, or raises an integrity error."""
+def test_an_invalid_container_file_is_an_integrity_error(tmp_path_factory, raw):
+    """A stored file must have exactly its declared length."""
     path = tmp_path_factory.getbasetemp() / "damaged.safetensors"
     path.write_bytes(raw)
     try:
@@ -266,7 +265,7 @@ def test_file_that_is_no_container_is_damaged(tmp_path_factory, raw):
     assert layout.size_bytes == len(raw)
 
 
-def test_file_cut_or_grown_by_a_byte_is_damaged(tmp_path):
+def test_a_file_of_another_length_is_an_integrity_error(tmp_path):
     path = tmp_path / "x.safetensors"
     write_file(path, {"x": np.arange(4.0)})
     raw = path.read_bytes()

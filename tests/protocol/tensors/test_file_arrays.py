@@ -1,4 +1,4 @@
-"""Arrays that rest in files: what they are, and what they outlive."""
+"""Arrays that are read from files: their values and their lifetime."""
 
 import os
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_a_file_truncated_later_is_an_error(tmp_path):
 
 
 def open_files():
-    """Of this process, where the system tells; 0 elsewhere."""
+    """The number of open files of this process; 0 if the system does not report it."""
     folder = Path("/proc/self/fd")
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 

@@ -1,4 +1,4 @@
-"""Differences between models: both sides come to the same bits, and to the model in the end."""
+"""Differences between models: both sides get the same bits and converge to the model."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Chunk sizes: fixed ones stay, `auto` finds the fastest and looks again after a gigabyte."""
+"""Chunk sizes: fixed ones do not change, `auto` measures again after each gigabyte."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from fedloom.protocol.transport.methods import CHUNK_BYTES, MAX_MESSAGE_BYTES
 
 
 def send(chunks, total, seconds_of):
-    """Send so many bytes; the sizes used, in order."""
+    """Send this many bytes; returns the used sizes in order."""
     used = []
     while total > 0:
         size = chunks.size
@@ -18,7 +18,7 @@ def send(chunks, total, seconds_of):
     return used
 
 
-def test_a_fixed_size_stays():
+def test_a_fixed_size_does_not_change():
     """At any speed."""
     chunks = Chunks(300_000)
     assert set(send(chunks, 50 << 20, lambda size: size)) == {300_000}
@@ -35,17 +35,17 @@ def test_auto_settles_on_the_fastest(best):
     assert set(send(chunks, 100 << 20, lambda size: size / rate[size])) == {best}
 
 
-def test_sizes_alike_in_speed_leave_the_largest():
+def test_equally_fast_sizes_select_the_largest():
     """Fewer messages are less work."""
     chunks = Chunks("auto")
     send(chunks, len(SIZES) * TRIAL_BYTES, lambda size: size / 1e8)
     assert chunks.size == SIZES[-1]
 
 
-def test_auto_looks_again_after_a_gigabyte():
+def test_auto_measures_again_after_a_gigabyte():
     """The speed of a link may change."""
     chunks = Chunks("auto")
-    send(chunks, len(SIZES) * TRIAL_BYTES, lambda size: 1.0)  # the larger the faster
+    send(chunks, len(SIZES) * TRIAL_BYTES, lambda size: 1.0)  # larger sizes are faster
     assert chunks.size == SIZES[-1]
     send(chunks, SETTLED_BYTES, lambda size: 1.0)
     used = send(chunks, len(SIZES) * TRIAL_BYTES, lambda size: float(size) ** 2)

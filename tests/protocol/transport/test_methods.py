@@ -1,4 +1,4 @@
-"""What a failed call is said to mean."""
+"""Error messages of failed calls."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ def _failed(details, trailing=()):
     )
 
 
-def test_a_proxy_in_the_way_is_named(monkeypatch):
+def test_a_proxy_is_named_in_errors(monkeypatch):
     """Errors of gRPC show the proxy's address as the server's; its password is not repeated."""
     monkeypatch.setenv("https_proxy", "http://me:secret@proxy.example.org:3128")
     monkeypatch.setenv("no_proxy", "localhost,10.0.0.0/8,.elsewhere.org")
@@ -31,7 +31,7 @@ def test_a_proxy_in_the_way_is_named(monkeypatch):
         assert "proxy" not in str(methods.error_from_rpc(_failed("Connection refused"), peer))
 
 
-def test_a_refusal_is_read_as_it_was_sent():
+def test_a_refusal_survives_the_wire():
     """In the trailing metadata."""
     sent = Refusal(Code.REVOKED, "The client 'ward-3' was revoked.")
     error = methods.error_from_rpc(
@@ -51,7 +51,7 @@ def test_a_refusal_is_read_as_it_was_sent():
     ],
 )
 def test_grpc_errors_are_explained(details, hint):
-    """With what to do, if known."""
+    """With a remedy, if known."""
     error = methods.error_from_rpc(_failed(details), "fl.example.org:7443")
     assert isinstance(error, UnavailableError)
     assert str(error).startswith("Expected an answer from fl.example.org:7443, got UNAVAILABLE: ")
@@ -86,7 +86,7 @@ importlib.import_module(sys.argv[1])
         "fedloom.server.fleet.service",
     ],
 )
-def test_grpc_is_set_up_before_it_is_imported(module):
+def test_grpc_is_configured_before_its_import(module):
     """It reads its environment once; otherwise forked training processes would be aborted."""
     known = {k: v for k, v in os.environ.items() if not k.startswith("GRPC_")}
     done = subprocess.run(

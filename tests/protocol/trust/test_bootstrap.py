@@ -1,4 +1,4 @@
-"""A device trusts the server that its token pins, and says why it trusts no other."""
+"""A device trusts the server that its token pins; other servers are refused with a reason."""
 
 import contextlib
 import hashlib
@@ -34,7 +34,7 @@ def bundle(authority):
 
 @contextlib.contextmanager
 def _listening(handle):
-    """Run `handle(connection)` in a thread for the one connection that will come."""
+    """Run `handle(connection)` in a thread for one connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve():
@@ -86,7 +86,7 @@ def test_another_pin_is_refused_with_what_to_check(tmp_path, bundle):
 
 
 def test_an_impostor_that_presents_the_pinned_root_is_refused(tmp_path, authority):
-    """The root is public, so presenting it proves nothing: the leaf must lead to it."""
+    """The root is public and proves nothing: the leaf must lead to it."""
     other = Authority.create(tmp_path / "other", "demo", NOW).issue_server(NAMES, 3600, NOW)
     leaf, issuing, _ = x509.load_pem_x509_certificates(other.chain_pem)
     forged = b"".join(c.public_bytes(Encoding.PEM) for c in (leaf, issuing)) + authority.root_pem
@@ -159,9 +159,9 @@ def test_unreadable_certificates_are_refused(authority, bundle):
         assert caught.value.code is Code.WRONG_IDENTITY
 
 
-def test_a_port_that_nobody_serves_is_unavailable():
-    """The message says what to check."""
-    with socket.socket() as bound:  # bound and not listening: nobody else can take the port
+def test_a_closed_port_is_unavailable():
+    """The message names what to check."""
+    with socket.socket() as bound:  # bound, not listening: the port stays reserved
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
         with pytest.raises(UnavailableError, match=f"Cannot reach 127.0.0.1:{port}"):
@@ -169,7 +169,7 @@ def test_a_port_that_nobody_serves_is_unavailable():
 
 
 def test_a_silent_server_is_unavailable():
-    """The handshake has a time limit: the backlog accepts, but nobody answers."""
+    """The backlog accepts the connection; the handshake has a time limit."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(UnavailableError, match="timed out"):

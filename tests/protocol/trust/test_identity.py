@@ -1,4 +1,4 @@
-"""A certificate names exactly one client, and anything else names none."""
+"""A client certificate names exactly one client; other certificates are refused."""
 
 import base64
 import contextlib
@@ -41,8 +41,8 @@ def _uri(text):
 
 
 @given(FEDERATIONS, CLIENTS)
-def test_a_name_comes_back_out_of_its_uri(federation, client):
-    """Building and parsing are inverse for every allowed pair of names."""
+def test_a_name_survives_a_round_trip_through_its_uri(federation, client):
+    """For every allowed pair of names."""
     uri = identity.spiffe_uri(federation, client)
     assert identity.parse_spiffe_uri(uri) == (federation, client)
 
@@ -63,7 +63,7 @@ def test_any_other_uri_is_refused(uri):
 
 
 @pytest.mark.parametrize("name", ["a", "A-1_b.c", "0", "x" * 64])
-def test_client_names_of_the_documented_form_pass(name):
+def test_client_names_of_the_documented_form_are_accepted(name):
     """At the limits of the rule."""
     assert identity.check_client_name(name) == name
 
@@ -117,7 +117,7 @@ def test_a_certificate_of_another_kind_is_refused(names):
 @given(st.binary(max_size=200))
 @example(b"")
 @example(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
-def test_garbage_is_refused_as_no_certificate(data):
+def test_garbage_is_refused_as_a_certificate(data):
     with pytest.raises(Refusal) as caught:
         identity.peer_from_pem(data)
     assert caught.value.code is Code.NO_CERTIFICATE
@@ -131,7 +131,7 @@ GOOD = x509.load_pem_x509_certificate(
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")  # cryptography's, on serials <= 0
 @settings(max_examples=1000)
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255))
-def test_a_damaged_certificate_never_raises_anything_untyped(position, flip):
+def test_a_damaged_certificate_raises_only_typed_errors(position, flip):
     """One changed byte of the DER either still parses or is refused."""
     der = bytearray(GOOD)
     der[position] ^= flip
@@ -170,7 +170,7 @@ def test_another_key_is_an_integrity_error(pem):
         identity.key_from_pem(pem)
 
 
-def test_validity_of_no_certificate_is_an_integrity_error():
+def test_validity_of_an_invalid_certificate_is_an_integrity_error():
     with pytest.raises(IntegrityError, match="certificate"):
         identity.validity(b"garbage")
 
@@ -208,7 +208,7 @@ def test_renewal_is_due_at_two_thirds_of_life(age_s, jitter, expected_s):
 
 
 @given(st.integers(1, 10**9), st.floats(0, 1, allow_nan=False), st.integers(-(10**9), 10**9))
-def test_renewal_always_falls_inside_life_with_time_to_retry(life_s, jitter, age_s):
+def test_renewal_leaves_time_to_retry(life_s, jitter, age_s):
     """After half of the life and before its last third, for every life and jitter."""
     end, now = NOW + timedelta(seconds=life_s), NOW + timedelta(seconds=age_s)
     wait = identity.seconds_until_renewal(NOW, end, now, jitter)

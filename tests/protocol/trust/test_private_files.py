@@ -1,4 +1,4 @@
-"""Keys rest under their owner's eyes alone, whole or not at all."""
+"""Files with keys: readable only by their owner, written completely or not at all."""
 
 import os
 import stat
@@ -25,7 +25,7 @@ def test_modes_do_not_depend_on_the_umask(tmp_path):
         assert (_mode(path), _mode(path.parent)) == (0o600, 0o700)
 
 
-def test_file_is_never_open_to_others_on_the_way(tmp_path, monkeypatch):
+def test_file_is_never_readable_by_others(tmp_path, monkeypatch):
     """At the rename the complete temporary file already has mode 0600."""
     seen = []
     rename = Path.replace
@@ -53,8 +53,8 @@ def test_a_failed_write_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_file_is_replaced_whole_and_narrowed(tmp_path):
-    """A file with a wider mode gets mode 0600."""
+def test_a_replaced_file_gets_mode_0600(tmp_path):
+    """Also if the old file has a wider mode."""
     folder = private_directory(tmp_path / "keys")
     path = folder / "key.pem"
     path.write_bytes(b"a much longer old content")

@@ -1,4 +1,4 @@
-"""Signatures: what they bind, whom they convince, and how trust moves from key to key."""
+"""Signatures: what they cover, which keys are trusted, and how trust moves between keys."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ TASK = fleet_pb2.Task(
 
 
 def refused(call, *arguments):
-    """The code that a call is refused with."""
+    """The code with which a call is refused."""
     with pytest.raises(Refusal) as caught:
         call(*arguments)
     return caught.value.code
@@ -56,13 +56,13 @@ def test_no_bit_of_payload_or_signature_can_change(payload, bit, data):
 
 
 @given(st.binary(max_size=64))
-def test_garbage_is_no_signature(garbage):
+def test_garbage_is_refused_as_a_signature(garbage):
     """The refusal is typed."""
     check = Verifier({Signer(bytes(32)).public}).check
     assert refused(check, "task", b"", garbage) is Code.BAD_SIGNATURE
 
 
-def test_a_signature_for_one_purpose_is_none_for_another():
+def test_a_signature_is_bound_to_its_purpose():
     """A purpose cannot extend into the payload."""
     signer = Signer.new()
     check = Verifier({signer.public}).check
@@ -111,7 +111,7 @@ def test_an_endorsed_key_that_did_not_sign_gains_nothing():
     assert verifier.keys == {first.public}
 
 
-def test_renewal_moves_trust_along_a_chain_alone():
+def test_renewal_moves_trust_only_along_a_chain():
     """With a renewed certificate."""
     first = Signer.new()
     second = first.successor()
@@ -170,8 +170,8 @@ def test_every_field_of_a_task_is_bound():
         assert refused(open_offer, verifier, ME, offer) is Code.BAD_SIGNATURE
 
 
-def test_the_name_outside_a_statement_must_be_the_one_inside():
-    """The unsigned name must not misdirect a reply."""
+def test_the_unsigned_name_must_equal_the_signed_one():
+    """Otherwise it could misdirect a reply."""
     signer = Signer.new()
     offer = signed_offer(signer, ME, TASK, 7)
     offer.task.round = 9
@@ -188,6 +188,6 @@ def test_signed_garbage_is_malformed(garbage):
     assert refused(open_offer, Verifier({signer.public}), ME, offer) is Code.MALFORMED
 
 
-def test_a_key_of_another_length_is_no_key():
+def test_a_key_of_another_length_is_refused():
     with pytest.raises(IntegrityError, match="32 bytes"):
         Signer(b"short")

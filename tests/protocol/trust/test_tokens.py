@@ -1,4 +1,4 @@
-"""Tokens travel as one line of text, and their secrets are shown nowhere else."""
+"""Tokens are one line of text, and no message shows their secrets."""
 
 import hashlib
 
@@ -52,7 +52,7 @@ def test_no_two_tokens_share_a_secret():
 @example("fl1.00000000." + "A" * 43 + "=." + "A" * 43)
 @example("fl1.00000000." + "A" * 42 + "B." + "A" * 43)  # two bits too many are set
 @example("fl1.00000000." + "A" * 42 + "\n." + "A" * 43)
-def test_anything_else_is_a_bad_token(text):
+def test_other_texts_are_bad_tokens(text):
     """The refusal is typed and has the expected form."""
     with pytest.raises(Refusal, match=r"fl1\.<id>\.<secret>\.<root pin>") as caught:
         tokens.parse_token(text)
@@ -87,7 +87,7 @@ def test_only_the_same_secret_matches(secret, other):
     assert tokens.secret_matches(other, stored) == (secret == other)
 
 
-def test_a_hash_that_is_damaged_matches_nothing():
+def test_a_damaged_hash_matches_nothing():
     """A stored hash that is not ASCII refuses instead of raising."""
     assert not tokens.secret_matches(b"\0" * 32, "é")
     assert not tokens.secret_matches(b"\0" * 32, "")

@@ -1,4 +1,4 @@
-"""Encoded updates byte by byte: what a client writes is admitted and folds to its decoding."""
+"""Encoded updates byte by byte: written updates are accepted and fold to their decoded values."""
 
 import json
 import math
@@ -89,7 +89,7 @@ def announce(path, made, method):
 
 
 def verdict(header, body, accepted, cuts=()):
-    """The code of the refusal that a body gets in these chunks, or its statistics."""
+    """The refusal code of a body in these chunks, or its statistics."""
     try:
         planned = check_header(header, accepted, MANIFEST)
         checking = BodyChecker(header, planned, accepted, MANIFEST)
@@ -263,7 +263,7 @@ def test_only_the_run_s_codec_and_settings_are_accepted(tmp_path):
     assert verdict(without, body, limits(method)) is Code.MALFORMED
 
 
-def test_updates_that_are_not_encoded_are_accepted_all_the_same(tmp_path):
+def test_updates_that_are_not_encoded_are_accepted(tmp_path):
     """Unencoded values lose nothing, with any codec of the run."""
     made = [TensorPart(DELTA, "w", Full(), values_of((24, 40), 1))]
     header = announce(tmp_path / "body", made, None)
@@ -319,7 +319,7 @@ def test_scales_come_before_their_codes(tmp_path):
 
 
 @pytest.mark.parametrize("role", ["scales", "codes"])
-def test_arrays_must_be_those_announced(tmp_path, role):
+def test_arrays_must_match_the_announced_ones(tmp_path, role):
     """A missing, extra or renamed array is refused before its bytes arrive."""
     method = codec("int8", {"block": 64})
     header = announce(tmp_path / "body", [coded(method, "w", 1)], method)
@@ -339,7 +339,7 @@ def test_names_of_arrays_are_used_once(tmp_path):
 
 
 @BY_NAME
-def test_bodies_are_as_much_smaller_as_the_codec_says(tmp_path, method):
+def test_bodies_have_the_compressed_size_of_the_codec(tmp_path, method):
     """Only the header's JSON is added."""
     part = coded(method, "w", 1)
     announce(tmp_path / "body", [part], method)
@@ -409,13 +409,13 @@ def test_bad_settings_are_refused(values):
         scheme(values)
 
 
-def test_infinity_is_no_setting():
+def test_infinity_is_refused_as_a_setting():
     with pytest.raises(TypeError):
         codec_of(fleet_pb2.Compression(codec="int8", settings={"block": math.inf}))
     assert replace(codec("int8"), block=64) == codec("int8", {"block": 64.0})
 
 
-# ---- looked at one by one ------------------------------------------------------------------------
+# ---- single updates ------------------------------------------------------------------------------
 
 
 @BY_NAME

@@ -1,4 +1,4 @@
-"""Updates byte by byte: any chunks give one verdict, no damage goes unseen, and sums are exact."""
+"""Updates byte by byte: results do not depend on chunks, damage is detected, sums are exact."""
 
 import math
 from dataclasses import replace
@@ -123,7 +123,7 @@ def checker(header, limits=LIMITS):
 
 
 def verdict(header, body, cuts=(), limits=LIMITS):
-    """The code of the refusal that a body gets in these chunks, or its statistics."""
+    """The refusal code of a body in these chunks, or its statistics."""
     edges = [0, *sorted(cuts), len(body)]
     checking = checker(header, limits)
     try:
@@ -144,7 +144,7 @@ def sealed(header, body):
 
 @pytest.fixture
 def path(tmp_path):
-    """Where a body goes."""
+    """The path of a body."""
     return tmp_path / "body"
 
 
@@ -154,7 +154,7 @@ CALM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, Heal
 @CALM
 @given(parts(), st.lists(st.floats(0.01, 1000.0), min_size=1, max_size=3))
 def test_a_written_update_folds_to_the_same_sum(path, made, weights):
-    """As its arrays would."""
+    """As its arrays do directly."""
     through, direct = (empty_partial() for _ in range(2))
     for weight in weights:
         header = announce(path, made, weight)
@@ -172,8 +172,8 @@ def test_a_written_update_folds_to_the_same_sum(path, made, weights):
 
 @CALM
 @given(parts(), st.data())
-def test_any_chunks_get_the_same_verdict(path, made, data):
-    """Good or bad, whole, in pieces or byte by byte."""
+def test_any_chunks_give_the_same_result(path, made, data):
+    """Valid or not, whole, in pieces or byte by byte."""
     header = announce(path, made)
     body = bytearray(path.read_bytes())
     if data.draw(st.booleans()):
@@ -205,7 +205,7 @@ EXAMPLE = [
 ]
 
 
-def test_no_single_byte_can_be_damaged_unseen(path):
+def test_damage_of_any_byte_is_detected(path):
     """Every other value of every byte of a body is refused, at least by its checksum."""
     header = announce(path, EXAMPLE)
     body = path.read_bytes()
@@ -233,7 +233,7 @@ def test_damage_under_a_fitting_checksum_is_a_refusal_or_other_values(path):
             assert position >= 8
             path.write_bytes(damaged)
             total = empty_partial()
-            add_update(total, path, header)  # what is accepted folds
+            add_update(total, path, header)  # accepted bodies can be folded
             assert position >= data_start or total == folded(header, body, path)
 
 
@@ -308,7 +308,7 @@ def test_arbitrary_headers_are_refused_by_type(raw):
         assert all(part.tensor in MANIFEST.specs for part in planned)
 
 
-def test_half_a_body_is_checked_before_the_rest_has_come(path):
+def test_half_a_body_is_checked_before_the_rest_arrives(path):
     """An invalid value is refused in its chunk, not at the end."""
     made = [TensorPart(DELTA, "w", Full(), np.full((3, 5), np.nan, np.float32))]
     header = announce(path, made)
@@ -328,7 +328,7 @@ def test_an_update_without_parts_has_no_body(path):
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, 100.0, -100.0])
-def test_values_up_to_the_bound_itself_are_accepted(path, value):
+def test_values_up_to_the_bound_are_accepted(path, value):
     """Zero of either sign, the smallest number and the bound."""
     made = [TensorPart(DELTA, "w", Full(), np.full((3, 5), value, np.float32))]
     header = announce(path, made)
@@ -388,7 +388,7 @@ NUMBERS = replace(LIMITS, scalars=("curvature", "steps"))
         ({"curvature": 1.0, "steps": 100.5}, Code.MAGNITUDE_TOO_LARGE),
     ],
 )
-def test_numbers_beside_tensors_are_those_that_the_strategy_averages(path, scalars, code):
+def test_scalars_must_match_those_of_the_strategy(path, scalars, code):
     """Exactly those, finite and within the bound of values; they are folded with the weight."""
     header = announce(path, [TensorPart(DELTA, "w", Full(), np.ones((3, 5), np.float32))], 2.0)
     for name, value in scalars.items():
