@@ -71,7 +71,7 @@ def _changed(values, path, change):
 
 @pytest.mark.parametrize("file", KINDS)
 def test_a_valid_file_loads(tmp_path, file):
-    """So that what follows is refused for its change alone."""
+    """So the refusals below have no other cause than their change."""
     load(tmp_path, file, "", {})
 
 

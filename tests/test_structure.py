@@ -63,7 +63,7 @@ def imported(body, known):
 
 
 def cycle(graph):
-    """A circular path through a graph of names, or an empty list where there is none.
+    """A cycle in a graph of names, or an empty list if there is none.
 
     >>> cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}})
     ['b', 'c', 'b']
@@ -89,21 +89,21 @@ def cycle(graph):
     return []
 
 
-def test_a_folder_holds_at_most_twenty_modules():
-    """A folder that holds more than a reader can take in at once is split by what it holds."""
+def test_a_folder_has_at_most_twenty_modules():
+    """Larger folders are split by topic."""
     folders = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
     crowded = {str(folder): n for folder, n in folders.items() if n > MOST_MODULES}
     assert not crowded
 
 
 def test_modules_import_each_other_in_one_direction(trees):
-    """No module imports, at import time, one that needs it first."""
+    """No import cycles at import time."""
     graph = {name: set(imported(tree.body, MODULES)) - {name} for name, tree in trees.items()}
     assert " → ".join(cycle(graph)) == ""
 
 
 def test_a_public_class_name_is_defined_once(trees):
-    """A name means one thing in the whole product, but for those that are listed."""
+    """In the whole product, with the listed exceptions."""
     places = defaultdict(list)
     for module, tree in trees.items():
         for node in tree.body:
@@ -125,12 +125,12 @@ def test_a_public_class_name_is_defined_once(trees):
         ("if TYPE_CHECKING:\n    import a\nelse:\n    import a.b", {"a.b"}),
     ],
 )
-def test_imports_are_those_of_import_time(source, expected):
-    """What a function or a type checker imports makes no circle."""
+def test_only_imports_of_import_time_count(source, expected):
+    """Imports in functions and for type checkers cannot make a cycle."""
     assert set(imported(ast.parse(source).body, {"a", "a.b"})) == expected
 
 
 def test_a_cycle_is_found():
-    """The search names the circle itself, not the way to it."""
+    """The search returns the cycle, without the path to it."""
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert cycle({"a": {"b", "c"}, "b": {"c"}}) == []

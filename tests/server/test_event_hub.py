@@ -1,4 +1,4 @@
-"""The hub of live events: one message per change, and none to readers that do not read."""
+"""The hub of live events: one message per change; readers that do not read are disconnected."""
 
 import asyncio
 import json
@@ -100,7 +100,7 @@ def test_log_lines_go_only_to_watchers_of_the_log():
         hub = Hub(pace_s=0)
         plain, curious = await _greeted(hub), await _greeted(hub, ["log"])
         hub.changed("clients")
-        await _next(plain)  # and nothing, not even an empty message, for the other
+        await _next(plain)  # and no message, not even an empty one, for the other
         hub.line({"n": 1})
         hub.line({"n": 2})
         hub.changed("run", "a")

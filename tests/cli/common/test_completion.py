@@ -36,7 +36,7 @@ def _completed(words):
         ("completion ", {"bash", "zsh", "fish"}),
     ],
 )
-def test_words_are_completed_without_heavy_imports(words, some):
+def test_completion_has_no_heavy_imports(words, some):
     """Commands, subcommands, options and choices; rich and FastAPI are not imported."""
     found, loaded = _completed(words)
     assert some <= set(found)

@@ -1,4 +1,4 @@
-"""The training thread: the objection while training code ignores the request to stop."""
+"""The training thread: declined offers while training code ignores a stop request."""
 
 import asyncio
 import threading
@@ -34,11 +34,11 @@ async def meanwhile(task, ask):
     return first, second
 
 
-def test_a_normal_training_is_no_objection():
+def test_a_normal_training_raises_no_objection():
     assert asyncio.run(meanwhile(tasks.task(), lambda _: None)) == (None, None)
 
 
-def test_a_training_past_the_limit_of_the_device_is_an_objection():
+def test_a_training_past_the_limit_of_the_device_raises_an_objection():
     """Its result will be sent, but nothing else can be trained."""
     task = tasks.task()
     first, second = asyncio.run(meanwhile(task, lambda _: task.limit(0.0)))
@@ -47,7 +47,7 @@ def test_a_training_past_the_limit_of_the_device_is_an_objection():
 
 
 def test_the_requested_pause_grows_with_the_time_waited():
-    """It equals that time, within a second and a minute."""
+    """It equals that time, from one second to one minute."""
     first, second = asyncio.run(meanwhile(tasks.task(), lambda running: running.cancel()))
     assert "the server withdrew it" in first.reason
     assert (first.again_s, second.again_s) == (1.0, 60.0)

@@ -123,7 +123,7 @@ def test_unsupported_precisions_are_refused():
 # ---- schedules ----------------------------------------------------------------------------------
 
 
-def test_a_schedule_goes_from_the_rounds_rate_to_zero():
+def test_a_schedule_decreases_from_the_rounds_rate_to_zero():
     """The first step has the full rate, the last one almost zero."""
     optimizer = SGD([nn.Parameter(torch.ones(1))], lr=2.0)
     scheduled = Scheduled(optimizer, NAMED["cosine"], 4)
@@ -139,7 +139,7 @@ def test_a_schedule_goes_from_the_rounds_rate_to_zero():
 @pytest.mark.parametrize(
     "optimizer", [lambda: SGD, pytest.param(lambda: torch.optim.SGD, marks=pytest.mark.long)]
 )
-def test_linear_steps_are_those_by_hand(optimizer):
+def test_linear_steps_by_hand(optimizer):
     """Two full-batch steps at rates lr and lr/2, by `SGD` and by torch's."""
     asked = task(epochs=None, steps=2, batch_size=0)
     module = linear()

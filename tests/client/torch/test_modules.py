@@ -39,7 +39,7 @@ def _same(a, b):
     )
 
 
-def test_what_is_loaded_comes_back():
+def test_loaded_tensors_survive_a_round_trip():
     """Parameters and persistent buffers, each in its dtype; bfloat16 as float32."""
     module = _Mixed()
     load(module, _values())

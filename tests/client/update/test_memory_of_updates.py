@@ -174,7 +174,7 @@ def check(tmp_path, tables, policy=None):
         finally:
             tracemalloc.stop()
         assert (peak - client.held_bytes[-1]) / MODEL_BYTES < most
-        assert client.held_bytes[-1] / MODEL_BYTES < 3.2  # a gradient, or a mask as it is made
+        assert client.held_bytes[-1] / MODEL_BYTES < 3.2  # a gradient or a new mask
 
 
 def rests(work, scratches):

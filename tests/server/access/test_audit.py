@@ -1,4 +1,4 @@
-"""The audit trail from outside: paged, and verified from its file."""
+"""The audit trail for its readers: pages, and verification from its file."""
 
 import json
 import sqlite3
@@ -64,8 +64,8 @@ def test_whole_trail_verifies_without_a_server(state):
         ("UPDATE audit SET id = 20 - id WHERE id = 9 OR id = 11", 9),
     ],
 )
-def test_break_is_named(state, statement, entry):
-    """Edited, removed, cut or moved entries: exit code 4, and the first wrong entry."""
+def test_the_first_wrong_entry_is_named(state, statement, entry):
+    """Edited, removed, cut or moved entries: exit code 4."""
     _tamper(state, statement)
     found = _verify(state, code=4)
     assert (found["intact"], found["broken"]["id"]) == (False, entry)
@@ -91,7 +91,7 @@ def test_head_kept_elsewhere_detects_a_rewritten_trail(state, tmp_path):
 
 
 def test_server_does_not_overwrite_the_evidence(state):
-    """The head file of a trail that was cut does not change with later entries."""
+    """The head file of a cut trail does not change with later entries."""
     before = (state / HEAD_FILE).read_text()
     _tamper(state, "DELETE FROM audit WHERE id > 5")
     ledger = Ledger.in_directory(state)

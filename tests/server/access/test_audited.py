@@ -1,4 +1,4 @@
-"""What the audit trail has: everything that changes something, and failures."""
+"""The audit trail records every change, and failures."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def _run(door, coroutine):
 
 
 def test_submitted_run_is_named_by_its_id(door, tmp_path):
-    """Its name may be that of several runs."""
+    """Several runs may have its name."""
     run = door.submit(tmp_path)
     entry = _entries(door)[-1]
     assert (entry["action"], entry["subject"]) == ("run.submit", run)
@@ -89,17 +89,17 @@ def full(door):
     engine = door.contexts.ledger._engine
 
     def limit(connection, _record):
-        connection.execute("PRAGMA max_page_count=1")  # it becomes what there is
+        connection.execute("PRAGMA max_page_count=1")  # SQLite raises it to the present size
 
     sa.event.listen(engine, "connect", limit)
     engine.dispose()
 
 
 def test_action_is_not_carried_out_while_the_disk_is_full(door, tmp_path, full):
-    """The answer says why; reads still work."""
+    """The answer has the reason; reads still work."""
     digest = door.put_model(write_model(tmp_path / "m.safetensors"))
     done = 0
-    for number in range(200):  # what is free in the pages that there are, is used up first
+    for number in range(200):  # free space in the existing pages is used first
         spec = {**SPEC, "name": f"r{number}", "config": {"long": "x" * 3000}}
         status, answer = door.ask("POST", "/runs", {"spec": spec, "model": digest})
         if status != 201:

@@ -1,4 +1,4 @@
-"""HEAD over real connections: a head without a body, and the connection stays open."""
+"""HEAD over real connections: headers without a body, and the connection stays open."""
 
 import socket
 
@@ -20,7 +20,7 @@ def token(door):
 
 
 def heads(door, token, *paths):
-    """The bytes that answer HEAD for each path, over one connection that ends with a GET."""
+    """The responses to HEAD for each path, over one connection that ends with a GET."""
     with socket.create_connection(("127.0.0.1", door.port), timeout=10.0) as connection:
         for path in (*paths, None):
             method = "GET" if path is None else "HEAD"
@@ -36,14 +36,14 @@ def heads(door, token, *paths):
     return found
 
 
-def test_nothing_follows_the_head(door, token):
-    """For pages, documents, files, errors and streams: the next answer follows directly."""
+def test_no_body_follows_the_headers(door, token):
+    """For pages, documents, files, errors and streams: the next response follows directly."""
     good = ("/", "/v1/server", "/static/fedloom.css", "/v1/events", "/metrics")
     statuses = [found.split(b" ")[1] for found in heads(door, token, *good, "/v1/runs/none", "/x")]
     assert statuses == [b"200"] * 5 + [b"404"] * 2
 
 
-def test_a_stream_of_events_is_not_held(door, token):
+def test_a_stream_of_events_is_not_kept_open(door, token):
     """More than the allowed number of streams, and no watcher remains."""
     answers = heads(door, token, *["/v1/events"] * 40)
     assert all(b"text/event-stream" in found for found in answers)

@@ -24,7 +24,7 @@ def _audited(door):
     return [(row["action"], row["who"]) for row in rows_of(door.contexts.ledger, audit.select())]
 
 
-# ---- by password -----------------------------------------------------------------------------
+# ---- passwords -------------------------------------------------------------------------------
 
 
 def test_login_opens_a_session_and_logout_ends_it(door, add_user):
@@ -41,7 +41,7 @@ def test_login_opens_a_session_and_logout_ends_it(door, add_user):
     assert _audited(door) == [("login", "ann"), ("logout", "ann")]
 
 
-def test_cookie_has_every_guard(door, add_user):
+def test_cookie_has_every_protection(door, add_user):
     """HttpOnly, SameSite, no domain, the whole path, an expiry."""
     add_user()
     answer = Visitor(door.site).log_in("ann", PASSWORD)
@@ -62,7 +62,7 @@ def test_ledger_holds_no_session_and_no_password(door, add_user):
     assert secrets.kept(ann.session).encode() in data
 
 
-def test_wrong_login_is_refused_alike(door, add_user):
+def test_wrong_logins_get_equal_refusals(door, add_user):
     """Neither the answer nor the trail reveals whether the name exists, or the password."""
     add_user()
     wrong = (("ann", "wrong one"), ("bob", PASSWORD), ("", ""), ("ann", ""), ("a\nb", "xyzzy"))
@@ -76,7 +76,7 @@ def test_wrong_login_is_refused_alike(door, add_user):
     assert [action for action, _ in _audited(door)] == ["login", *["login.fail"] * len(wrong)]
 
 
-def test_guessing_is_slowed_for_the_name_and_forgiven_by_success(door, add_user, monkeypatch):
+def test_guessing_is_slowed_for_the_name_until_a_success(door, add_user, monkeypatch):
     """From any address; guesses of other people lock a user out for at most a minute."""
     add_user()
     guesser = Visitor(door.site)
@@ -221,7 +221,7 @@ def test_stream_of_events_ends_with_the_session(door, add_user, monkeypatch):
     monkeypatch.setattr(shield, "RECHECK_S", 0.05)
 
     async def beats() -> AsyncIterator[str]:
-        for _ in range(6000):  # two minutes and more
+        for _ in range(6000):  # more than two minutes
             yield "data: beat\n\n"
             await asyncio.sleep(0.02)
         yield "data: end\n\n"
@@ -261,7 +261,7 @@ def test_quiet_stream_ends_with_the_credential(door, by_token, monkeypatch):
     connection.close()
 
 
-# ---- forms from elsewhere --------------------------------------------------------------------
+# ---- forms of other sites --------------------------------------------------------------------
 
 
 def _pause(visitor, **headers):
@@ -342,7 +342,7 @@ def test_link_expires_soon(door, monkeypatch):
 def test_prefetching_does_not_use_up_a_link(door):
     path = _link(door)
     assert Visitor(door.site).ask("GET", path, sec_purpose="prefetch;prerender").status == 503
-    assert Visitor(door.site).ask("HEAD", path).status == 200  # a chat that shows what is linked
+    assert Visitor(door.site).ask("HEAD", path).status == 200  # a preview by a chat
     assert Visitor(door.site).ask("GET", path).status == 303
 
 
@@ -358,7 +358,7 @@ def test_link_from_another_site_is_confirmed(door):
 
 
 def test_only_the_socket_makes_links(door, by_token):
-    """Administrators elsewhere log in by name, which the trail records."""
+    """Remote administrators log in by name, which the trail records."""
     answer = by_token().ask("POST", "/v1/login-links", document={})
     assert (answer.status, answer.kind) == (403, "denied")
 
@@ -436,7 +436,7 @@ def test_session_without_a_user_can_be_ended(door):
     assert door.ask("POST", f"/users/{name}/logout")[0] == 404
 
 
-def test_expired_and_broken_tokens_are_refused_alike(door, by_token):
+def test_expired_and_invalid_tokens_get_equal_refusals(door, by_token):
     """A cookie beside a bad token does not help."""
     good = by_token()
     wrong = [by_token(expires_at=1.0).token, good.token[:-1] + "!", good.token[:-1], "x", ""]
@@ -454,11 +454,11 @@ def test_token_needs_no_csrf(door, by_token):
     assert _pause(by_token(), origin="https://elsewhere.example").status == 201
 
 
-# ---- what every answer carries ---------------------------------------------------------------
+# ---- headers of every answer -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_every_answer_carries_the_headers(door, monkeypatch, broken):
+def test_every_answer_has_the_security_headers(door, monkeypatch, broken):
     """Pages, documents, refusals, unknown paths and internal errors."""
 
     def fail(*_):
@@ -478,7 +478,7 @@ def test_every_answer_carries_the_headers(door, monkeypatch, broken):
         assert headers["referrer-policy"] == "same-origin"
         assert headers["cache-control"] == "no-store"
         assert headers["server"] is None
-        assert headers["strict-transport-security"] is None  # nothing but TLS can promise TLS
+        assert headers["strict-transport-security"] is None  # only a TLS server may promise TLS
 
 
 def test_browser_is_sent_to_the_form_and_back(door):

@@ -143,7 +143,7 @@ def test_changed_keys_are_fetched_once(door, provider, monkeypatch):
     """A provider may rotate its keys at any time."""
     assert _log_in(door, provider)[1].status == 303
     provider.change_keys()
-    assert _log_in(door, provider)[1].status == 401  # strangers must not make us ask all the time
+    assert _log_in(door, provider)[1].status == 401  # requests are limited
     monkeypatch.setattr(oidc_http, "RENEW_S", 0.0)
     assert _log_in(door, provider)[1].status == 303
 

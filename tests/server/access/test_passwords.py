@@ -97,7 +97,7 @@ def test_throttle_memory_is_bounded():
         ("nonsense", "nonsense"),
     ],
 )
-def test_address_stands_for_its_network(address, network):
+def test_throttle_key_of_an_address_is_its_network(address, network):
     """An IPv6 host has 2^64 addresses."""
     assert network_of(address) == network
 

@@ -87,7 +87,7 @@ def test_handshake_beyond_a_limit_is_closed_before_it_begins(tmp_path, monkeypat
 
 @pytest.mark.parametrize("limit", ["MAX_PENDING", "MAX_PENDING_OF_NETWORK"])
 def test_handshakes_are_accepted_again_after_others_end(tmp_path, monkeypatch, limit):
-    """However a handshake ends: completed, interrupted, or not TLS."""
+    """For each kind of end: completed, interrupted, or not TLS."""
     monkeypatch.setattr(handshake_limits, limit, 1)
     monkeypatch.setattr(handshake_limits, "LOCAL", ())
     with Door(tmp_path / "tls", console="0.0.0.0:0") as door:

@@ -65,7 +65,7 @@ def _refusals(door, rows, visitor, statuses, wanted=lambda _: True):
             said = answer.kind if row.method != "HEAD" else answer.text or "denied"
             if answer.status not in statuses or said != "denied":
                 wrong.append((row, answer))
-    assert door.contexts.ledger.trail.head() == before  # nothing has begun
+    assert door.contexts.ledger.trail.head() == before  # nothing was started
     return wrong
 
 

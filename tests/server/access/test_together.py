@@ -1,4 +1,4 @@
-"""Several operators at once: no action is done twice, no error, one trail."""
+"""Concurrent operators: no action is done twice, no error, one trail."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +17,8 @@ def _at_once(door, asked):
         return list(pool.map(lambda each: door.ask("POST", *each), asked))
 
 
-def test_operators_who_act_at_once_are_all_answered(door, tmp_path):
-    """Eight equal requests, and conflicting ones."""
+def test_concurrent_requests_are_all_answered(door, tmp_path):
+    """Equal and conflicting ones."""
     run = door.submit(tmp_path)
     digest = door.put_model(write_model(tmp_path / "submitted.safetensors"))
     for enrolled in ("oak", "elm"):
@@ -42,7 +42,7 @@ def test_operators_who_act_at_once_are_all_answered(door, tmp_path):
 
 
 def test_same_request_of_several_operators_is_done_once(door, tmp_path):
-    """With or without an id: one acts, and the others get its answer or the current state."""
+    """With or without an id: one acts, the others get its answer or the current state."""
     run = door.submit(tmp_path)
     for action, body in (
         ("pause", {}),

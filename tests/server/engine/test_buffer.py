@@ -1,4 +1,4 @@
-"""What the buffers of a run do: who is asked when, whose update counts where, and how stale."""
+"""Buffers of a run: which clients are asked, where updates count, and their staleness."""
 
 from random import Random
 from typing import get_args
@@ -50,7 +50,7 @@ OPERATOR = (Pause, Resume, Abort, CloseNow, ExtendDeadline, ChangeGoal)
 
 
 def first(candidates, count):
-    """Select in alphabetical order, so that the tests can name who is asked."""
+    """Select in alphabetical order, so that the draws are predictable."""
     return list(candidates[:count])
 
 
@@ -76,11 +76,11 @@ def commit(buffer, now, **changes):
 
 
 def at_work(buffer):
-    """Origins by client of those that are at work."""
+    """Origin by client of the members at work."""
     return {c: buffer.origin(c) for c, p in buffer.cohort.phases.items() if p in AT_WORK}
 
 
-# ---- who is asked, and where it counts -----------------------------------------------------------
+# ---- selection and counting ----------------------------------------------------------------------
 
 
 def test_a_report_frees_a_place_which_is_filled_at_once():
@@ -119,7 +119,7 @@ def test_staleness_with_constant_speeds():
         due += [(now + (3.5 if name == "s" else 1.0), name) for name in asked]
     wanted = ["f0", "g0"] * 3 + ["s3", "f0"]  # f and g begin at 3, s ends at 3.5, f at 4
     assert [f"{client}{staleness}" for client, staleness in seen[:8]] == wanted
-    assert seen[8] == ("g", 1)  # g was asked for model 3 with f, which closed the buffer with s
+    assert seen[8] == ("g", 1)  # g was asked with f for model 3; f closed the buffer with s
 
 
 def test_a_client_counts_once_per_buffer_and_is_asked_once_per_model():
@@ -395,7 +395,7 @@ class Witness:
         self.counted = set()  # (client, buffer)
 
     def step(self):
-        """Something happens, later or at once."""
+        """A random event, now or later."""
         self.now += self.draw.choice([0.0, self.draw.expovariate(0.5)])
         dice = self.draw.random()
         if self.buffer.state is RoundState.CLOSING and dice < 0.5:
@@ -412,7 +412,7 @@ class Witness:
         self.feed(event)
 
     def feed(self, event):
-        """Let the event happen, and check what came of it."""
+        """Handle an event, and check its effects."""
         buffer, before = self.buffer, at_work(self.buffer)
         accepted, number = buffer.cohort.accepted, buffer.number
         try:
@@ -439,7 +439,7 @@ class Witness:
             assert buffer.wake_at is None or self.now == 0.0
 
     def note(self, effect, before):
-        """An effect must make sense to the driver."""
+        """Check that an effect is consistent for the driver."""
         match effect:
             case Offer(client, again=True, origin=origin):
                 assert (client, origin) in self.asked

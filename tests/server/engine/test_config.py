@@ -1,4 +1,4 @@
-"""Knobs out of their range are refused when they are set, not in round 40."""
+"""Settings out of range are refused when they are set, not in round 40."""
 
 from dataclasses import FrozenInstanceError
 from math import inf, nan

@@ -1,4 +1,4 @@
-"""What docs/rounds.md says is what the code does."""
+"""docs/rounds.md matches the code."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "rounds.md").read_text(encoding="ut
 
 
 def table(title):
-    """A table of the page: {state: {event: what the page says}}."""
+    """A table of the page: {state: {event: entry}}."""
     lines = PAGE.split(f"<!-- {title} -->\n")[1].split("\n\n")[0].splitlines()
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {
@@ -22,8 +22,8 @@ def table(title):
 
 
 @pytest.mark.parametrize(("title", "machine"), [("round table", Round), ("run table", Run)])
-def test_the_tables_of_the_page_are_those_of_the_code(title, machine):
-    """State by state, event by event: ignored, refused, or handled."""
+def test_the_tables_of_the_page_match_the_code(title, machine):
+    """For each state and event: ignored, refused, or handled."""
     verdicts = {IGNORE: "–", REFUSE: "refused"}
     said = table(title)
     assert list(said) == list(machine.TABLE)

@@ -1,4 +1,4 @@
-"""What a round does with clients that report, fail, vanish and return, and with its operator."""
+"""A round with clients that report, fail, disappear and return, and with operators."""
 
 import pytest
 
@@ -36,18 +36,18 @@ CLOSED = "the round has closed"
 
 
 def first(candidates, count):
-    """Select in alphabetical order, so that the tests can name who is chosen."""
+    """Select in alphabetical order, so that the draws are predictable."""
     return list(candidates[:count])
 
 
 def config(**changes):
-    """Knobs for three clients, two of whom will do."""
+    """Settings for three clients, of which two are enough."""
     settings = {"goal": 3, "quorum": 2, "deadline_s": 100.0, "patience_s": 10.0}
     return RoundConfig(**(settings | changes))
 
 
 def opened(available="abc", **changes):
-    """A round that opened at time 0 with everyone available."""
+    """A round that opened at time 0 with all clients available."""
     round_ = Round(config(**changes), select=first, now=0.0, available=available)
     effects = round_.handle(Wake(), 0.0)
     assert round_.state is RoundState.REPORTING
@@ -256,8 +256,8 @@ def test_an_update_from_a_member_out_of_contact_counts():
     assert round_.cohort.accepted == 1
 
 
-def test_a_round_closes_when_nobody_is_left_to_wait_for():
-    """With its quorum met and all others out, it does not wait for the deadline."""
+def test_a_round_with_its_quorum_closes_when_all_others_are_out():
+    """It does not wait for the deadline."""
     round_ = opened()
     round_.handle(UpdateAccepted("a"), 1.0)
     round_.handle(Left("c"), 2.0)
@@ -274,7 +274,7 @@ def test_a_round_under_quorum_waits_for_new_clients():
     assert round_.handle(Attended("d"), 50.0) == [Recruited("d"), Offer("d")]
 
 
-def test_a_silent_member_is_waited_for_until_the_deadline():
+def test_a_round_waits_for_a_silent_member_until_the_deadline():
     """It is in contact, so only the deadline ends the wait."""
     round_ = opened()
     for client in "ab":
@@ -546,7 +546,7 @@ def test_a_stored_round_that_contradicts_itself_is_refused(changes, message):
         restored(**changes)
 
 
-# ---- what the status page reads --------------------------------------------------------------
+# ---- values of the status page ---------------------------------------------------------------
 
 
 def test_counts_name_every_phase():

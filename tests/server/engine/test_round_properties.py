@@ -1,7 +1,7 @@
-"""Whatever happens, in whatever order and at whatever time, a round keeps its promises.
+"""A round keeps its invariants for any events in any order at any time.
 
-A `Witness` feeds a round events under simulated time and checks every answer against a model of
-its own, which is a few sets and knows nothing of how the round works.
+A `Witness` feeds a round events under simulated time and checks every answer against an independent
+model, which consists of a few sets.
 """
 
 from random import Random
@@ -57,7 +57,7 @@ UNFINISHED = (*AT_WORK, Phase.LOST)
 
 
 class Witness:
-    """Feeds one round and checks what it answers."""
+    """Feeds one round and checks its effects."""
 
     def __init__(self, round_, now):
         self.round = round_
@@ -71,7 +71,7 @@ class Witness:
         self.reopened = round_.state is RoundState.CLOSING
 
     def feed(self, event, after_s=0.0):
-        """Let time pass, let the event happen, and check everything."""
+        """Let time pass, handle the event, and check everything."""
         self.now += after_s
         before, frozen = self.round.state, self._snapshot()
         self._expect(event, before)
@@ -95,7 +95,7 @@ class Witness:
         if isinstance(event, OUT) and state is RoundState.REPORTING:
             self.out |= {event.client} & self.cohort
         if isinstance(event, Committed) and self.reopened:
-            self.closed = 1  # its driver found the commit done, and need not be asked again
+            self.closed = 1  # its driver found the commit complete; no second one is requested
 
     def _snapshot(self):
         return (
@@ -106,7 +106,7 @@ class Witness:
         )
 
     def _reachable(self, state):
-        # One event may open a round and, long overdue, end it as well.
+        # One late event may open a round and also end it.
         return MOVES[state] | {s for reached in MOVES[state] for s in MOVES[reached]}
 
     def _note(self, effect, position, effects, event):
@@ -188,7 +188,7 @@ class Witness:
                 assert round_.refusal_for(client) is Code.ROUND_CLOSED
 
     def run_out(self):
-        """Follow `wake_at` and nothing else until it names no more times."""
+        """Follow only `wake_at` until there is none."""
         wakes = 0
         while (at := self.round.wake_at) is not None:
             self.now = at
@@ -214,7 +214,7 @@ from_operators = st.one_of(
     st.builds(Abort, st.just("enough")),
 )
 gaps = st.one_of(st.just(0.0), st.floats(0, 4), st.floats(0, 1e-9), st.just(40.0))
-# Mostly clients: an operator who aborts every third event would leave little to see.
+# Mostly events of clients: frequent aborts would end most rounds at once.
 steps = st.lists(
     st.tuples(
         st.one_of(from_clients, from_clients, from_clients, from_driver, from_operators), gaps
@@ -239,7 +239,7 @@ def configs(draw):
 
 @st.composite
 def rounds(draw, start):
-    """A round that begins, or one that is restored, at some time."""
+    """A new or restored round at some time."""
     config, select = draw(configs()), uniform(draw(st.integers(0, 9)), 1)
     available = draw(st.sets(clients))
     if draw(st.booleans()):
@@ -279,7 +279,7 @@ WEIGHTS = (8, 6, 3, 3, 1, 1, 1)
 
 
 def a_step(draw):
-    """What is likely on a bad day: clients come and go, few finish, an operator looks in."""
+    """An event of a bad day: clients leave and return, few finish, an operator acts."""
     dice = draw.random()
     if dice < 0.05:
         return Wake()
@@ -310,7 +310,7 @@ def test_a_long_round_keeps_its_invariants(seed):
 @settings(max_examples=200, deadline=None)
 @given(configs(), starts, steps, st.integers(0, 3))
 def test_a_restart_loses_nothing(config, start, steps, seed):
-    """A restored round counts the same, and waits as long."""
+    """A restored round has the same counts and waits as long."""
     witness = Witness(Round(config, select=uniform(seed, 1), now=start), start)
     witness.feed(Wake())
     for event, after_s in steps:
@@ -361,7 +361,7 @@ def test_a_pause_only_shifts_time(config, steps, pause_s):
         round_ = Round(config, select=uniform(0, 1), now=0.0, available=CLIENTS[:6])
         effects, now = round_.handle(Wake(), 0.0), 0.0
         for place, (event, after_s) in enumerate(steps):
-            now += round(after_s)  # whole seconds, so that a shift by the pause rounds nothing
+            now += round(after_s)  # integer seconds, so that a shift by the pause is exact
             if place == half:
                 effects += round_.handle(Wake(), now)
             if place == half and pause_s and round_.state.is_open:

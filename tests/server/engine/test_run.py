@@ -1,4 +1,4 @@
-"""Which round a run opens next, and when it stops to ask."""
+"""The next round of a run, and when a run pauses."""
 
 import pytest
 from hypothesis import given
@@ -187,7 +187,7 @@ def restart(run):
 
 
 class RunWitness:
-    """Feeds one run, restarts it after every event, and checks it against a model of its own."""
+    """Feeds one run, restarts it after every event, and checks it against an independent model."""
 
     def __init__(self):
         self.run = Run(RunConfig(rounds=3, evaluate_last=True, max_abandoned=2))
@@ -196,7 +196,7 @@ class RunWitness:
         self.commits = 0
 
     def feed(self, event):
-        """Let the event happen and check everything."""
+        """Handle the event and check everything."""
         before = self.run.state
         if isinstance(event, RoundCommitted | RoundAbandoned):
             self.commits += isinstance(event, RoundCommitted)
@@ -251,7 +251,7 @@ def test_a_run_keeps_its_invariants_across_restarts(steps):
 
 
 def test_a_run_that_only_evaluates_opens_no_training():
-    """It opens the wanted number of evaluation rounds and no further one; restored likewise."""
+    """It opens the wanted number of evaluation rounds; also after a restart."""
     config = RunConfig(rounds=2, evaluate_only=True, evaluate_last=True)
     run = Run(config)
     assert run.handle(Started()) == [OpenRound(1, EVALUATE)]

@@ -41,7 +41,7 @@ def test_the_order_of_attendance_does_not_matter(arrivals, seed):
 
 
 def told():
-    """What two rounds told of half the clients."""
+    """The reports of half the clients in two rounds."""
     history = History()
     for number, clients in ((1, NAMES[:4]), (2, NAMES[3:6])):
         seen = [
@@ -105,7 +105,7 @@ def test_every_client_and_every_pair_is_equally_likely():
 
 
 def test_replacements_are_drawn_independently_of_the_cohort():
-    """The order of those left over does not depend on the first draw: each may come next."""
+    """Each remaining client is equally likely to come next."""
     following = Counter()
     for number in range(3000):
         pool = CandidatePool(uniform(3, number), NAMES[:4])
@@ -119,7 +119,7 @@ def test_the_pool_tracks_clients_that_leave_and_return():
     for left_over in range(3):
         pool = CandidatePool(uniform(0, 0), map(str, range(24)))
         places = [pool.pop()]
-        gone, back = pool._drawn[1:3]  # drawn, and waiting for a free place
+        gone, back = pool._drawn[1:3]  # drawn, waits for a free place
         pool.discard(gone)
         pool.discard(back)
         pool.add(back)

@@ -1,4 +1,4 @@
-"""The tables are total: every state says what it does with every event."""
+"""The tables are complete: every state has an entry for every event."""
 
 from typing import get_args
 
@@ -96,7 +96,7 @@ def round_in(state):
 
 
 def test_the_round_table_is_total():
-    """Each state of a round has an entry for each event, and for nothing else."""
+    """Each state of a round has an entry for each event, and no others."""
     assert set(Round.TABLE) == set(RoundState)
     for row in Round.TABLE.values():
         assert set(row) == set(get_args(RoundEvent))
@@ -104,7 +104,7 @@ def test_the_round_table_is_total():
 
 
 def test_the_run_table_is_total():
-    """Each state of a run has an entry for each event, and for nothing else."""
+    """Each state of a run has an entry for each event, and no others."""
     assert set(Run.TABLE) == set(RunState)
     for row in Run.TABLE.values():
         assert set(row) == set(get_args(RunEvent))

@@ -1,4 +1,4 @@
-"""Clients that rest, and clients on hold."""
+"""Clients at rest, and clients on hold."""
 
 import asyncio
 

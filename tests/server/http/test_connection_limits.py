@@ -1,4 +1,4 @@
-"""Idle connections leave files for the rest of the server."""
+"""Idle connections leave file descriptors for the rest of the server."""
 
 import asyncio
 import resource
@@ -35,14 +35,14 @@ def test_limit_is_raised_as_far_as_allowed(monkeypatch):
 
 
 @pytest.mark.parametrize("files", [256, 1024, 65536, connection_limits.MOST])
-def test_connections_leave_files_for_all_else(files):
+def test_connections_leave_file_descriptors_for_other_uses(files):
     fleet, enrolling = connection_limits.places(files)
     assert fleet > enrolling > 0
     assert files - fleet - enrolling >= min(files // 4, connection_limits.RESERVED)
 
 
 def test_connection_beyond_the_limit_is_closed(tmp_path, monkeypatch):
-    """On the fleet's and the enrolment port, before the handshake; the others continue."""
+    """On the fleet and enrolment ports, before the handshake; the others continue."""
     monkeypatch.setattr(connection_limits, "places", lambda _: (3, 2))
     (tmp_path / "server").mkdir()
 

@@ -1,4 +1,4 @@
-"""Alerts: what needs an operator, and what does not."""
+"""Alerts: conditions that need an operator, and others that do not."""
 
 from dataclasses import replace
 
@@ -56,7 +56,7 @@ def test_round_near_its_deadline_below_its_quorum_is_urgent():
     assert not assess(_facts(enough)).alerts
 
 
-def test_paused_run_says_why():
+def test_paused_run_has_its_reason():
     """Such as a run that paused itself after three abandoned rounds."""
     alert = _only(assess(_facts(_run(state="paused", reason="3 rounds abandoned in a row"))))
     assert "3 rounds abandoned in a row" in alert.what
@@ -91,7 +91,7 @@ def test_round_aborted_by_an_operator_is_no_alert():
     assert alert.what.startswith("2 of the last 4 rounds were abandoned")
 
 
-def test_run_that_waits_for_clients_says_how_many_are_missing():
+def test_run_that_waits_for_clients_has_the_missing_number():
     """After a minute, as rounds begin with a short wait."""
     waiting = _run(live={"state": "selecting", "available": 2, "deadline_left_s": None})
     assert "2 of 5 are available" in _only(assess(_facts(waiting))).what
@@ -107,7 +107,7 @@ def test_run_whose_clients_are_busy_is_reported():
     assert "Pause the run" in alert.todo
 
 
-def test_running_without_any_client_is_the_worst():
+def test_running_without_any_client_is_the_worst_alert():
     """The advice depends on whether clients are enrolled."""
     health = assess(_facts(_run(), clients_online=0))
     assert "6 are enrolled" in health.alerts[0].what

@@ -1,4 +1,4 @@
-"""The audit trail: whatever is done to its rows, the first wrong one is named."""
+"""The audit trail: for any change of its rows, the first wrong one is named."""
 
 import json
 import sqlite3
@@ -44,7 +44,7 @@ def _tamper(path, *statements):
 
 
 def test_trail_begins_at_one_and_links_every_entry(path, ledger):
-    """Each hash is that of its entry, and each entry holds the one before."""
+    """Each entry has its own hash and that of the entry before."""
     rows = _rows(path)
     assert [row["id"] for row in rows] == [*range(1, NUM_ENTRIES + 1)]
     assert [row["previous"] for row in rows] == [FIRST, *(row["hash"] for row in rows[:-1])]

@@ -71,7 +71,7 @@ def refused(call, *args):
 
 
 def test_an_update_counts_in_the_buffer_that_its_row_names(ledger):
-    """Its address is that of the round in which it was asked; all else follows `counts_in`."""
+    """Its key has the round of its task; everything else follows `counts_in`."""
     ledger.close_round("run", 1)
     ledger.commit_round("run", 1, RESULT, 100)
     open_round(ledger, 2)
@@ -170,7 +170,7 @@ def test_nothing_new_is_accepted_once_a_round_has_closed(ledger, end):
     elif end == "abandon":
         ledger.abandon_round("run", 1, "why not", "quorum")
     else:
-        number = 7  # a round that never was
+        number = 7  # a round that never existed
     late = replace(UPDATE, client="bob", round=number)
     assert refused(ledger.accept, late, 10) is Code.ROUND_CLOSED
     assert ledger.accept(UPDATE, 10) is False
@@ -217,7 +217,7 @@ def test_committed_round_cannot_be_abandoned(ledger):
 def test_abandoned_rounds_in_a_row_are_counted_until_one_commits(ledger):
     """Two abandoned, then one committed: the count rises and returns to 0."""
     ledger.abandon_round("run", 1, "no quorum", "quorum")
-    ledger.abandon_round("run", 1, "no quorum", "quorum")  # a second time is no second round
+    ledger.abandon_round("run", 1, "no quorum", "quorum")  # a repeat does not count again
     open_round(ledger, 2)
     ledger.abandon_round("run", 2, "no quorum", "quorum")
     assert ledger.run("run").abandoned_in_a_row == 2
@@ -246,7 +246,7 @@ def test_open_rounds_are_those_that_report_or_close(ledger):
     assert [(r.number, r.state) for r in ledger.open_rounds()] == [(1, "reporting"), (2, "closing")]
 
 
-def test_everything_is_there_after_a_restart(ledger, tmp_path):
+def test_a_restart_keeps_everything(ledger, tmp_path):
     ledger.accept(UPDATE, 10)
     ledger.close_round("run", 1)
     again = Ledger.in_directory(tmp_path)
@@ -286,7 +286,7 @@ def test_failed_enrolment_leaves_the_token_unused(ledger):
     assert ledger.client_status("dave") is None
 
 
-def test_certificate_is_good_for_its_own_client_only(ledger):
+def test_certificate_is_valid_only_for_its_client(ledger):
     ledger.add_token("t", "hash", "carol", 100.0)
     ledger.enrol("t", "serial", 500.0)
     assert refused(ledger.check_certificate, "serial", "dave") is Code.UNKNOWN_CLIENT

@@ -1,4 +1,4 @@
-"""Ledgers of earlier versions: opened, brought forward whole, and gone on with."""
+"""Ledgers of earlier versions: migrated completely, and usable afterwards."""
 
 import sqlite3
 from pathlib import Path
@@ -16,7 +16,7 @@ BEFORE = Path(__file__).with_name("ledger_before_versions.sql")
 
 @pytest.fixture
 def old(tmp_path):
-    """A state directory with a ledger of the version before versions."""
+    """A state directory with a ledger from before schema versions."""
     database = sqlite3.connect(tmp_path / "ledger.sqlite")
     database.executescript(BEFORE.read_text())
     database.close()
@@ -24,7 +24,7 @@ def old(tmp_path):
 
 
 def shape(ledger):
-    """Tables, their columns and their indexes, as the database has them."""
+    """Tables, columns and indexes of the database."""
     inspector = sa.inspect(ledger._engine)
     return {
         table: (

@@ -1,4 +1,4 @@
-"""On a large ledger nothing that is listed reads a table from end to end."""
+"""On a large ledger no list reads a whole table."""
 
 import re
 
@@ -29,7 +29,7 @@ WHOLE = {
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory):
-    """A server on a ledger with some of everything: plans do not depend on how much."""
+    """A server on a ledger with some of each row: query plans do not depend on the number."""
     state = tmp_path_factory.mktemp("scale") / "state"
     state.mkdir()
     fill(state, num_rounds=3, cohort=5, num_clients=20, spec=parse(SPEC).as_dict())
@@ -38,7 +38,7 @@ def door(tmp_path_factory):
 
 
 def plans(door, url):
-    """Statements that a request reads by, each with SQLite's plan for it."""
+    """Statements of a request, each with SQLite's query plan."""
     seen = []
 
     def note(_connection, _cursor, statement, parameters, *_):
@@ -62,7 +62,7 @@ def plans(door, url):
 
 
 def scanned(statement, plan):
-    """Growing tables that a plan reads from end to end; the first rows of an order are none."""
+    """Growing tables that a plan scans completely; the first rows of an order do not count."""
     sorts = any("TEMP B-TREE" in step for step in plan)
     stops = "LIMIT" in statement and "WHERE" not in statement and not sorts
     tables = {m.group(1) for step in plan if (m := re.match(r"SCAN (\w+)", step))}

@@ -82,7 +82,7 @@ def test_secrets_are_masked(ring):
     log.error("-----BEGIN EC PRIVATE KEY-----\nMHcCAQEE\n-----END EC PRIVATE KEY-----")
     said = json.dumps(ring.lines())
     assert [secret for secret in hidden if secret in said] == []
-    assert token.id in said  # which one it was
+    assert token.id in said  # which kind it was
     assert "@db:5432/fl" in said
 
 

@@ -156,7 +156,7 @@ def test_gauges_have_descriptions(story):
     assert all(math.isfinite(v) for k, v in story["after"].items() if "bucket" not in k[0])
 
 
-# ---- who may -------------------------------------------------------------------------------------
+# ---- access --------------------------------------------------------------------------------------
 
 
 def test_openmetrics_is_available(tmp_path):
@@ -179,7 +179,7 @@ def test_metrics_scope_reads_only_metrics(tmp_path):
         assert scraper.ask("GET", "/v1/overview").status == 403
         assert Visitor(door.site).ask("GET", "/metrics").status == 401
         wish = {"name": "ann", "scope": "metrics", "password": "correct horse battery"}
-        assert door.ask("POST", "/users", wish)[0] == 422  # nothing for a person
+        assert door.ask("POST", "/users", wish)[0] == 422  # no pages
 
 
 @pytest.mark.parametrize("sign", ["x-forwarded-for", "via", "origin", "sec-fetch-site"])

@@ -10,7 +10,7 @@ from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.server.pki.signing_key import SigningKey
 
 
-def test_a_key_is_made_once_and_only_its_owner_reads_it(tmp_path):
+def test_a_key_is_made_once_and_readable_only_by_its_owner(tmp_path):
     first = SigningKey.ensure(tmp_path / "signing", "ward").signer.public
     assert SigningKey.ensure(tmp_path / "signing", "ward").signer.public == first
     (path,) = (tmp_path / "signing").iterdir()

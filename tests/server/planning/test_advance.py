@@ -1,4 +1,4 @@
-"""What a round does to a run is what the definitions say, computed by hand."""
+"""The effect of a round on its run, computed by hand from the definitions."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from support.run_rounds import PRIVATE, TRAIN, result_of, setup_of, start
 
 
 def test_the_next_model_is_the_weighted_mean_of_the_updates():
-    """(1 · 0.5 + 3 · 0.25) / 4 = 0.3125, a number that float32 holds."""
+    """(1 · 0.5 + 3 · 0.25) / 4 = 0.3125, which float32 represents exactly."""
     setup = setup_of()
     after = advance(setup, start(setup, 1.0), result_of(setup, [0.5, 0.25], weights=[1, 3]))
     assert after.state.model["w"].tolist() == [1.3125] * 4
@@ -27,7 +27,7 @@ def test_the_next_model_is_the_weighted_mean_of_the_updates():
 
 
 def test_the_schedule_steps_with_non_empty_rounds():
-    """Warm-up over one round: half the step, then, past an empty round, all of it."""
+    """Warm-up over one round: half the step, then, after an empty round, the whole step."""
     schedule = {"name": "fedavg", "schedule": {"warmup_rounds": 1}}
     setup = setup_of(strategy=schedule)
     state, seen = start(setup), []
@@ -111,8 +111,8 @@ def test_too_few_updates_for_the_aggregation_are_an_error():
     assert before.model["w"].tolist() == [0.0] * 4
 
 
-def test_the_next_model_is_rounded_as_its_file_is():
-    """bfloat16 has a mantissa of 8 bits: 1 + 2⁻⁹ is 1 in the file, and so in the next round."""
+def test_the_next_model_is_rounded_like_its_file():
+    """bfloat16 has a mantissa of 8 bits: 1 + 2⁻⁹ is 1 in the file and in the next round."""
     setup = setup_of(dtype="BF16", compression={"down": {"name": "lossless"}})
     after = advance(setup, start(setup, 1.0), result_of(setup, [2.0**-9, 2.0**-9]))
     model = after.state.model["w"]

@@ -1,4 +1,4 @@
-"""The [aggregation] table of a run: names, settings, defaults, and what is refused."""
+"""The [aggregation] table of a run: names, settings, defaults, and refusals."""
 
 import pytest
 

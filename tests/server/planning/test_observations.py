@@ -1,4 +1,4 @@
-"""What selection is told of a member follows from its phase, its update and three moments."""
+"""The observation of a member follows from its phase, its update and three times."""
 
 import math
 
@@ -26,8 +26,8 @@ def test_an_update_gives_its_training_and_duration():
 
 
 @pytest.mark.parametrize("phase", [Phase.OFFERED, Phase.TRAINING, Phase.LOST])
-def test_a_member_at_work_was_waited_for_to_the_end(phase):
-    """A lower bound of its duration; nothing else is known."""
+def test_a_member_at_work_has_the_duration_until_the_end(phase):
+    """A lower bound; nothing else is known."""
     (seen,) = observe([member(phase)], PowerOfChoice())
     assert (seen.counted, seen.seconds) == (False, 15.0)
     assert math.isnan(seen.loss)

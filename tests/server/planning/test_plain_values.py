@@ -1,4 +1,4 @@
-"""Specifications that could be stored, and then never be shown or gone on with."""
+"""Specifications with values that cannot be stored, shown or resumed."""
 
 import json
 
@@ -61,8 +61,8 @@ def test_tables_that_contain_themselves_are_refused():
         parse({**SPEC, "config": table})
 
 
-def test_run_that_cannot_start_stops_no_other(tmp_path, monkeypatch):
-    """It has failed, with a reason, and the server starts again."""
+def test_a_run_that_cannot_start_does_not_affect_others(tmp_path, monkeypatch):
+    """It fails with a reason, and the server starts again."""
     from fedloom.protocol import task_message
 
     with Door(tmp_path / "state", plaintext=True) as door:

@@ -1,4 +1,4 @@
-"""[privacy] in a run's specification: what it becomes, and what does not go with it."""
+"""[privacy] in a run's specification: its effects and its incompatibilities."""
 
 import pytest
 

@@ -16,7 +16,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("lacking", [(), ("clip",), ("told",), ("clip", "told")], ids="-".join)
-def test_a_note_is_written_as_it_was_read(lacking):
+def test_a_note_survives_a_round_trip(lacking):
     """Unused keys are left out."""
     text = json.dumps({name: value for name, value in WHOLE.items() if name not in lacking})
     assert StateNote.read(text).text() == text

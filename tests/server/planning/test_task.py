@@ -1,4 +1,4 @@
-"""What a round asks of its clients follows from the specification and how far the run has come."""
+"""A round's task follows from the specification and the progress of the run."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Effects are performed in order, again while storage fails, until an end says to stop."""
+"""Effects are performed in order, retried while storage fails, until an end stops them."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from fedloom.server.rounds.effect_queue import EffectQueue
 
 
 class Recorder:
-    """Performs strings: `!` raises, `?` fails once for want of storage, `.` ends."""
+    """Performs strings: `!` raises, `?` fails once for lack of storage, `.` ends."""
 
     def __init__(self, *, continues):
         self.seen = []
@@ -34,7 +34,7 @@ class Recorder:
 
 
 def played(effects, *, continues=False):
-    """What is performed of effects that are queued before the start."""
+    """The performed effects, of those queued before the start."""
 
     async def main():
         recorder = Recorder(continues=continues)
@@ -68,7 +68,7 @@ def test_an_effect_that_raises_ends_by_the_result_of_fail(caplog):
     assert "ValueError" in caplog.text
 
 
-def test_the_queue_continues_after_an_end_where_more_may_follow():
+def test_the_queue_of_buffers_continues_after_an_end():
     """One queue serves all buffers of a run."""
     assert played("a.b", continues=True) == ["a", ".", "end .", "b"]
 

@@ -1,4 +1,4 @@
-"""Folding: the same bits in any order, over checkpoints and restarts, or an error of integrity."""
+"""Folding: the same bits in any order, with checkpoints and restarts, or an integrity error."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def empty():
 
 
 def write(directory, number):
-    """The update of a client: its coverage differs with its number."""
+    """The update of a client: its coverage depends on its number."""
     rng = np.random.default_rng(number)
     path = directory / f"client-{number}"
     parts = [TensorPart(DELTA, "s", Full(), rng.normal(size=()).astype(np.float32))]
@@ -59,7 +59,7 @@ def updates(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def total(updates):
-    """Their sum, folded in order without a pause."""
+    """Their sum, folded in order without a restart."""
     folder = Folder(empty(), set())
     for number, update in enumerate(updates):
         folder.fold(f"c{number}", *update)
@@ -85,7 +85,7 @@ def test_restarts_and_any_order_give_the_same_bits(tmp_path, updates, total, *, 
             assert all(name.startswith("client-") for name in released)
             if data.draw(st.booleans()):
                 folder = restore(path, empty)
-    folder = restore(path, empty)  # what came after the last checkpoint is lost
+    folder = restore(path, empty)  # later updates than the last checkpoint are lost
     for number, update in enumerate(updates):
         folder.fold(f"c{number}", *update)
     assert folder.partial == total
@@ -101,7 +101,7 @@ def test_update_folded_twice_counts_once(updates, total):
 
 
 def test_checkpoint_is_due_at_fixed_intervals(tmp_path, updates):
-    """The spool never has to keep more updates, and each is released once."""
+    """The spool stays bounded, and each update is released once."""
     folder = Folder(empty(), set())
     due = [folder.fold(f"c{n}", *update) for n, update in enumerate(updates)]
     assert due.index(True) == CHECKPOINT_EVERY - 1

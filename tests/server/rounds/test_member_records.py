@@ -1,4 +1,4 @@
-"""What is remembered of members while a round is open, and until when."""
+"""Records of members of open rounds, and their lifetime."""
 
 from fedloom.server.ledger.member_summary import LATE
 from fedloom.server.rounds.member_records import Records

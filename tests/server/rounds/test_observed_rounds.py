@@ -1,4 +1,4 @@
-"""What selection knows is what the ledger's committed rounds tell, before and after a restart."""
+"""Selection uses the observations of the ledger's committed rounds, also after a restart."""
 
 import math
 import sqlite3
@@ -25,7 +25,7 @@ def ledger(tmp_path):
 
 
 def play(ledger, number, accepted, *, kind="train", commits=True, gone=()):
-    """A round that asks everyone, and those accepted report `{name: (examples, loss)}`."""
+    """A round that asks all clients; the accepted ones report `{name: (examples, loss)}`."""
     row = {
         "run": "run", "number": number, "kind": kind, "opened_at": 0.0, "deadline_at": 60.0,
         "model_in": "m",
@@ -84,10 +84,10 @@ def test_a_restart_gives_the_same_history(ledger):
         add_rounds(as_it_ran, ledger.observations("run", number - 1), policy)
     restarted = History()
     add_rounds(restarted, ledger.observations("run"), policy)
-    assert str(known(restarted)) == str(known(as_it_ran))  # as text, for the sake of NaN
+    assert str(known(restarted)) == str(known(as_it_ran))  # as text: NaN != NaN
 
 
-def test_how_long_clients_took(ledger):
+def test_durations_of_clients(ledger):
     """Until the update; until the end of the round without one; not for members that gave up."""
     play(ledger, 1, {"alice": (1, 1.0)}, gone=["carol"])
     history = History()

@@ -1,4 +1,4 @@
-"""What a server keeps of a client's words about its progress."""
+"""The progress of members that a server stores."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A run's state that is stored and loaded between rounds is the state that was computed."""
+"""A run's state has the same bits after it is stored and loaded between rounds."""
 
 from dataclasses import replace
 
@@ -55,7 +55,7 @@ def as_bytes(state):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_stored_run_equals_one_in_memory(tmp_path, name):
-    """Three rounds, of which the second is empty: the same bits after each."""
+    """Three rounds, of which the second is empty."""
     setup, models = setup_of(size=64, **RUNS[name]), ModelStore(tmp_path / "models")
     state = start(setup)
     plan = first_plan(setup, models.save(state.model, setup.manifest.dtypes))

@@ -1,4 +1,4 @@
-"""The spans of a round: each ends once, whatever its clients do."""
+"""The spans of a round: each ends once, for any behaviour of its clients."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ PLAN = SimpleNamespace(run="run", number=1, kind=RoundKind.TRAIN)
 
 
 class Noted(Span):
-    """A span that notes how it ended."""
+    """A span that records how it ended."""
 
     def __init__(self, name, parent):
         self.name, self.parent, self.ends = name, parent, []
@@ -22,7 +22,7 @@ class Noted(Span):
 
 
 class Noting(Tracer):
-    """Keeps every span that was begun."""
+    """Keeps every started span."""
 
     on = True
 
@@ -53,7 +53,7 @@ def test_an_offer_ends_with_its_answer_its_repeat_or_the_round():
     assert whole.ends == [""]
 
 
-def test_a_buffer_ends_the_span_of_the_one_before():
+def test_a_buffer_ends_the_span_of_the_previous_one():
     """Without the end of a round between them."""
     tracer = Noting()
     trace = RoundTrace(tracer)

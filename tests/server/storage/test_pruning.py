@@ -1,4 +1,4 @@
-"""Pruning of old models: none that is needed, and nothing is left after a kill."""
+"""Pruning of old models: needed models stay, and a kill leaves no unneeded file."""
 
 import asyncio
 import os
@@ -83,7 +83,7 @@ def test_pruned_model_cannot_be_rolled_back_to(door):
     run = door.contexts.ledger.run(door.run)
     assert (run.model, f'"{door.states[5]}"' in run.strategy_state) == (door.models[5], True)
     prune(door)
-    assert 5 in kept(door, door.models)  # it is the run's now
+    assert 5 in kept(door, door.models)  # it is the run's model now
 
 
 def test_shared_file_stays_while_one_row_needs_it(door, tmp_path):

@@ -96,7 +96,7 @@ def test_truncated_file_is_resumed_correctly(tmp_path, length, received):
 @given(st.binary(max_size=80))
 @example(bytes(8) + header(size=4).SerializeToString(deterministic=True))
 def test_damaged_file_starts_from_zero(tmp_path, content):
-    """It is neither trusted nor fatal."""
+    """It is neither used nor an error."""
     spool = Spool(tmp_path)
     (tmp_path / f"{RUN}.1.alice").write_bytes(content)
     file = spool.open(RUN, 1, header(size=4))

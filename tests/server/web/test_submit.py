@@ -1,4 +1,4 @@
-"""The form that starts a run: any input is answered soon, beside its field."""
+"""The form that starts a run: any input is answered quickly, beside its field."""
 
 import pytest
 

@@ -26,8 +26,8 @@ STEPS = st.lists(
 
 @settings(max_examples=40)
 @given(steps=STEPS)
-def test_what_is_written_is_read(tmp_path_factory, steps):
-    """All names, finite values and steps survive a round trip."""
+def test_event_files_survive_a_round_trip(tmp_path_factory, steps):
+    """All names, finite values and steps."""
     folder = tmp_path_factory.mktemp("events")
     file = EventFile(folder)
     for step, scalars in steps:
@@ -37,7 +37,7 @@ def test_what_is_written_is_read(tmp_path_factory, steps):
     assert last_step(folder) == max((step for step, _ in steps), default=0)
 
 
-def test_first_record_is_what_the_format_says(tmp_path):
+def test_first_record_matches_the_format(tmp_path):
     """Length, masked CRC-32C and file version, computed by hand."""
     EventFile(tmp_path).close()
     data = _only(tmp_path).read_bytes()
