@@ -31,7 +31,7 @@ class Adder(Client):
 
 
 class Held(Adder):
-    """Trains only once it is let go; says when it has begun."""
+    """Trains when the test allows; `begun` is set at its start."""
 
     def __init__(self, step=1.0, num_examples=1):
         super().__init__(step, num_examples)
@@ -68,7 +68,7 @@ class Agents:
         self.configs[name] = replace(load(path), reconnect_s=0.2)
 
     async def start(self, name, client, gates=()):
-        """Start an agent, enrolling it first if need be, and wait until it attends."""
+        """Start an agent, enrol it first if needed, and wait until it is connected."""
         if name not in self.configs:
             await self.enrol(name)
         self.tasks[name] = asyncio.ensure_future(Agent(client, self.configs[name], gates).run())
@@ -76,7 +76,7 @@ class Agents:
         await until(lambda: fleet.get(name) is not None)
 
     async def stop(self, *names):
-        """End agents, all of them unless named."""
+        """Stop agents; by default all of them."""
         for name in names or list(self.tasks):
             task = self.tasks.pop(name)
             task.cancel()
@@ -85,14 +85,14 @@ class Agents:
 
 
 async def until(condition):
-    """Wait for something that is about to happen."""
+    """Wait for a condition."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)
 
 
 def pass_deadline(federation, run):
-    """Let the open round of a run find that its deadline has passed."""
+    """Make the deadline of a run's open round pass."""
     driver = federation.server.runs.get(run).round
     loop = asyncio.get_running_loop()
     driver._now = lambda: loop.time() + driver.engine.config.deadline_s

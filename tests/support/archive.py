@@ -1,4 +1,4 @@
-"""A server's past, ready made: a long run, the latest of its models, and a long audit trail."""
+"""A prepared server with history: a long run, its latest models, and a long audit trail."""
 
 import numpy as np
 
@@ -10,17 +10,17 @@ from support.scene import SPEC
 
 
 def digest_of(number):
-    """The name of the model of a round."""
+    """The digest of a round's model."""
     return f"{number:064x}"
 
 
 def tensors(number):
-    """What is in it."""
+    """The tensors of a round's model."""
     return {"b": np.full(3, number, np.float32), "w": np.arange(12, dtype=np.float32) * number}
 
 
 def past(state):
-    """Fill a state directory, before a server starts on it."""
+    """Fill a state directory before a server starts on it."""
     fill(
         state,
         num_rounds=70,

@@ -1,4 +1,4 @@
-"""A run with an open round and three clients in its cohort, and what its model must come out as."""
+"""A run with an open round and three members, and the expected bits of its model."""
 
 import io
 import logging
@@ -30,7 +30,7 @@ GOOD = ("alice", "bob")
 
 @dataclass
 class Arena:
-    """A federation in which a model is stored and alice, bob and mallory attend."""
+    """A federation with a stored model, in which alice, bob and mallory are connected."""
 
     federation: object
     model: str
@@ -52,7 +52,7 @@ class Arena:
 
     @property
     def digest(self):
-        """The model that alice's and bob's updates make, from the algebra alone."""
+        """The model of alice's and bob's updates, computed by hand."""
         path = self.federation.contexts.models.path(self.model)
         return expected_digest(path, GOOD)
 
@@ -86,7 +86,7 @@ class OpenRound:
 
     async def close(self):
         federation = self.arena.federation
-        with suppress(UsageError):  # it has closed by itself if it waits for nobody
+        with suppress(UsageError):  # it may have closed already
             await federation.server.runs.command(self.run, "close")
         await federation.ended(self.run)
         row = federation.ledger.run(self.run)
@@ -95,7 +95,7 @@ class OpenRound:
 
 
 def expected_digest(path, clients):
-    """What a run of one round over these clients' honest updates commits."""
+    """The digest after a run of one round with these clients' valid updates."""
     manifest = read_manifest(path)
     specs = {(DELTA, name): spec for name, spec in manifest.specs.items()}
     total = Partial(specs, parse(SPEC).exponent())
@@ -110,12 +110,12 @@ def expected_digest(path, clients):
 
 
 def assert_refused(answer, code):
-    """The peer got this code, and the gRPC status that belongs to it."""
+    """Check that the peer got this code and its gRPC status."""
     assert (answer.code, answer.status) == (code, grpc_status(code)), answer
 
 
 def assert_recorded(arena, caplog, code, client, run=None):
-    """The newest refusal of the ledger is this one, and the log names it too."""
+    """Check that the newest refusal in the ledger and the log have this code."""
     newest = arena.federation.refusals()[0]
     assert (newest.code, newest.client) == (code, client)
     assert run is None or newest.run == run

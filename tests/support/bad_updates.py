@@ -1,7 +1,7 @@
-"""The bad updates of the refusals' test: each changes an honest one, or its bytes, in one way.
+"""Invalid updates for the tests of refusals: each changes a valid one in one way.
 
-A change takes a `Forgery`, may change its header, and returns the bytes of the body to send. Where
-the fault is in the body the body is sealed again, so that nothing but the fault is wrong.
+A change gets a `Forgery`, may change its header, and returns the bytes of the body to send. If the
+fault is in the body, length and checksum are set again, so that nothing else is wrong.
 """
 
 import json
@@ -123,19 +123,19 @@ def as_integers(forged):
 
 
 def unknown_tensor(forged):
-    """Speak of a tensor that the model does not have."""
+    """Name a tensor that the model does not have."""
     forged.part("w").tensor = "nope"
     return forged.body()
 
 
 def unknown_group(forged):
-    """Speak of a group that the strategy does not sum."""
+    """Name a group that the strategy does not sum."""
     forged.part("w").group = "control"
     return forged.body()
 
 
 def unannounced(forged):
-    """Slip one more tensor into the body."""
+    """Add one more tensor to the body."""
     forged.add("extra", "U8", np.zeros(3, np.uint8))
     return forged.seal()
 
@@ -181,7 +181,7 @@ def overlong_inside(forged):
 
 
 def size_of(size):
-    """Send fewer bytes than a container needs, honestly declared and checksummed."""
+    """Send fewer bytes than a container needs, with right length and checksum."""
 
     def change(forged):
         return forged.seal(forged.body()[:size])
@@ -190,7 +190,7 @@ def size_of(size):
 
 
 def short_of_its_json(forged):
-    """A body that ends before its own JSON does, honestly declared and checksummed."""
+    """A body that ends before its JSON, with right length and checksum."""
     return forged.seal(struct.pack("<Q", 40) + b"{" + b" " * 31)
 
 
@@ -276,7 +276,7 @@ def ranges(*new):
 
 
 def no_coverage(forged):
-    """Do not say which coordinates a part is of."""
+    """Omit the coverage of a part."""
     forged.part("w").ClearField("coverage")
     return forged.body()
 
@@ -305,7 +305,7 @@ def metric(number):
 
 
 def many_metrics(forged):
-    """Report more metrics than anyone reads."""
+    """Report more metrics than allowed."""
     for number in range(257):
         forged.header.evaluation.values[f"m{number}"] = 1.0
     return forged.body()
@@ -335,14 +335,14 @@ def giant(forged):
 
 
 def flipped(forged):
-    """Flip the lowest bit of a value under way."""
+    """Flip the lowest bit of a value after the checksum."""
     body = bytearray(forged.body())
     body[len(body) - len(forged.data) + forged.tensors["w"]["data_offsets"][0]] ^= 1
     return bytes(body)
 
 
 def other_run(run):
-    """Speak of a run that is not there."""
+    """Name a run that does not exist."""
 
     def change(forged):
         forged.header.task.run = run
@@ -352,7 +352,7 @@ def other_run(run):
 
 
 def other_round(number):
-    """Speak of another round."""
+    """Name another round."""
 
     def change(forged):
         forged.header.task.round = number

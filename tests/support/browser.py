@@ -1,4 +1,4 @@
-"""A browser's pages, watched: what goes wrong in them fails the test that opened them."""
+"""Pages of a browser, watched: an error in a page fails the test that opened it."""
 
 import os
 from pathlib import Path
@@ -15,12 +15,12 @@ expect.set_options(timeout=1000 * PATIENCE_S)
 
 
 class Watched:
-    """Contexts of a browser, whatever went wrong in them, and what was pressed.
+    """Contexts of a browser, their errors, and the pressed controls.
 
     Args:
         browser: opens them.
-        scene: whose pages are looked at.
-        pressed: where the names of controls go (`support.controls`).
+        scene: the server of the pages.
+        pressed: gets the names of pressed controls (`support.controls`).
     """
 
     def __init__(self, browser, scene, pressed=None):
@@ -32,7 +32,7 @@ class Watched:
         self.pressed = set() if pressed is None else pressed
 
     def open(self, path="/", *, scope="admin", viewport=DESKTOP, scheme="light", log_in=True):
-        """A page, logged in by a link, as an operator would."""
+        """A page, logged in by a link like an operator."""
         context = self._browser.new_context(viewport=viewport, color_scheme=scheme)
         context.set_default_timeout(1000 * PATIENCE_S)
         context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -58,16 +58,16 @@ class Watched:
             self.wrong.append(f"a request to {request.url}")
 
     def end(self):
-        """Close everything and say what went wrong."""
+        """Close everything and return the errors."""
         for context in self._contexts:
             context.close()
         return [w for w in self.wrong if not any(text in w for text in self.forgiven)]
 
 
 def shoot(page, name, *, whole=True):
-    """Keep a picture of a page."""
+    """Store a picture of a page."""
     OUT.mkdir(parents=True, exist_ok=True)
-    page.wait_for_timeout(350)  # for the bars to move and the curves to be drawn
+    page.wait_for_timeout(350)  # until bars and curves are drawn
     page.screenshot(path=OUT / f"{name}.png", full_page=whole)
 
 
@@ -85,6 +85,6 @@ def act(page, name, *, fields=(), says=None, yes=None):
 
 
 def stays(page):
-    """Mark a page, to see later that it was not loaded anew."""
+    """Mark a page, to check later that it was not reloaded."""
     page.evaluate("window.notLoadedAnew = 1")
     return lambda: page.evaluate("window.notLoadedAnew") == 1

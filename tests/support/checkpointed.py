@@ -66,7 +66,7 @@ def data():
 
 
 def task(case, path):
-    """With something received and something remembered of every slot of the rule."""
+    """With values for every received and remembered slot of the rule."""
     rule = client_rule(*case.get("rule", ("plain", {})))
     rng = np.random.default_rng(1)
     params = parameters(model())

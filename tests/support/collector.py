@@ -1,4 +1,4 @@
-"""A collector of traces: OTLP over HTTP, as the specification has it, in a thread of the test."""
+"""A collector of traces: OTLP over HTTP, as in the specification, in a thread of the test."""
 
 import gzip
 import threading
@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass(frozen=True)
 class Seen:
-    """A span, as it was exported."""
+    """A span, as exported."""
 
     name: str
     service: str
@@ -67,7 +67,7 @@ class Collector:
         return [span for span in self.spans if span.name == name]
 
     def path(self, span):
-        """Names from the root down to a span; `?` for a parent that never came."""
+        """Names from the root to a span; `?` for a missing parent."""
         by_id = {each.id: each for each in self.spans}
         names = [span.name]
         while span.parent:

@@ -1,4 +1,4 @@
-"""The contexts of a server as one object: a test reaches any part of them by its name."""
+"""The contexts of a server as one object: a test reaches each part by its name."""
 
 from dataclasses import fields
 
@@ -28,6 +28,6 @@ class Contexts:
 
 
 def rows_of(ledger, query):
-    """The rows of a query as dictionaries, whatever table they are of."""
+    """The rows of a query as dictionaries, for any table."""
     with ledger._engine.connect() as connection:
         return [dict(row) for row in connection.execute(query).mappings()]

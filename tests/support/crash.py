@@ -1,9 +1,9 @@
-"""The crash test: real processes, killed again and again, and a result that must not notice.
+"""The crash test: real processes are killed repeatedly, and the result must not change.
 
-A server and a few client processes do a run of federated averaging. A seeded plan arms each new
-process with a place to die at (`fedloom.protocol.crash_points`) or a moment, by SIGKILL; whoever
-dies is started again. In the end the model must have the bits that the run has without faults,
-every acknowledged update must be in the ledger, and none twice.
+A server and a few client processes perform a run of federated averaging. A seeded plan gives each
+new process a place to die at (`fedloom.protocol.crash_points`) or a moment, by SIGKILL; killed
+processes are restarted. In the end the model must have the bits of a run without faults, and every
+acknowledged update must be in the ledger exactly once.
 
 By hand: python tests/support/crash.py --kills 2000 --seed 7
 """
@@ -89,7 +89,7 @@ RESTART_PAUSE_S = 0.05
 
 @dataclass
 class Report:
-    """What a crash test saw."""
+    """The findings of a crash test."""
 
     kills: dict = field(default_factory=dict)
     rounds: int = 0
@@ -107,7 +107,7 @@ class Report:
 
 
 class Process:
-    """A process that is started again whenever it dies."""
+    """A process that is restarted whenever it ends."""
 
     def __init__(self, name, command, places, log):
         self.name = name
@@ -197,7 +197,7 @@ def private_model(initial, rounds):
 
 
 def expected_model(initial, rounds, aggregation, strategy=None):
-    """The model of a run without faults, from the algebra alone."""
+    """The model of a run without faults, computed by hand."""
     run = parse(spec(rounds, aggregation, strategy))
     specs = {n: TensorSpec(shape=a.shape, dtype=a.dtype) for n, a in initial.items()}
     strategy = run.build_strategy()
@@ -253,7 +253,7 @@ def replayed_model(initial, rounds, buffers):
 
 
 class CrashTest:
-    """One run under fire."""
+    """A run with kills."""
 
     def __init__(
         self, directory, kills, seed, rounds, aggregation="mean", *, strategy=None, buffered=False,
@@ -325,7 +325,7 @@ class CrashTest:
 
     async def enrol_all(self):
         while not self.ready.exists():
-            self.server.died()  # raises where it ended by itself
+            self.server.died()  # raises if it ended without a kill
             await asyncio.sleep(0.02)
         for client, token in enumerate(self.tokens):
             config = self.directory / f"c{client}" / "client.toml"
@@ -334,7 +334,7 @@ class CrashTest:
             config.write_text(text)
 
     def submit(self):
-        """Put the run into the ledger while no server is up: it begins when one is."""
+        """Write the run into the ledger before the server starts; the server begins it."""
         models = ModelStore(self.state / "models")
         write_file(self.directory / "initial.safetensors", self.initial)
         digest = models.add(self.directory / "initial.safetensors")
@@ -366,7 +366,7 @@ class CrashTest:
         return self.report
 
     def fire(self):
-        """Start everybody, kill and start again, until the run has finished."""
+        """Start all processes, kill and restart them until the run has finished."""
         each = NUM_CLIENTS // NUM_PROCESSES
         script = str(Path(__file__).with_name("crash_client.py"))
         for number in range(NUM_PROCESSES):
@@ -386,7 +386,7 @@ class CrashTest:
                 self.look()
 
     def look(self):
-        """Notice who is ready and who has died."""
+        """Notice which processes are ready and which have died."""
         if self.waiting_since is not None and self.ready.exists():
             self.report.resumed_s.append(time.monotonic() - self.waiting_since)
             self.waiting_since = None

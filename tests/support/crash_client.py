@@ -15,7 +15,7 @@ from fedloom.client.config import load
 
 
 def local_step(params, seed):
-    """What a client makes of a model: a function of the two alone."""
+    """A client's step: a function of the model and the seed only."""
     rng = np.random.default_rng(seed)
     new = {}
     for name, value in params.items():
@@ -25,7 +25,7 @@ def local_step(params, seed):
 
 
 class Walker(Client):
-    """Takes a random step that its task's seed decides."""
+    """Takes a random step that depends on its task's seed."""
 
     def train(self, params, task):
         num_examples = 1 + task.seed % 1000

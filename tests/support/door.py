@@ -1,4 +1,4 @@
-"""The HTTP API over real storage on a real Unix socket, without a fleet: an operator's server."""
+"""The HTTP API over real storage on a real Unix socket, without a fleet."""
 
 import asyncio
 import http.client
@@ -179,5 +179,5 @@ class Door:
         return run["id"]
 
     def temporaries(self):
-        """Files in the model store that are no models."""
+        """Files in the model store that are not models."""
         return [p for p in (self.directory / "models").iterdir() if p.suffix != ".safetensors"]

@@ -1,4 +1,4 @@
-"""Small experiments that the simulator's tests share: seconds for all of them together."""
+"""Small experiments for the simulator's tests; all together take seconds."""
 
 from functools import partial
 from typing import Any
@@ -72,7 +72,7 @@ def experiment(
 
 
 class Nudge(Client):
-    """Adds a number of its own to every parameter; `bad` clients send what no door lets in."""
+    """Adds its own number to every parameter; `bad` clients send invalid updates."""
 
     def __init__(self, name, bad=()):
         self.number = int(name.rpartition("-")[2])

@@ -18,7 +18,7 @@ from fedloom.protocol.errors import FedloomError
 
 
 class Walker(Client):
-    """Takes a random step that its task's seed decides, after a pause."""
+    """Takes a random step that depends on its task's seed, after a pause."""
 
     def train(self, params, task):
         end = time.monotonic() + float(task.config.get("pause_s", 0.0))

@@ -28,7 +28,7 @@ CHANNEL_OPTIONS = (*methods.COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1
 
 @dataclass(frozen=True)
 class Identity:
-    """A client's name and what it shows in a handshake."""
+    """A client's name and its credentials for a handshake."""
 
     name: str
     key_pem: bytes
@@ -65,7 +65,7 @@ async def ending(call, replies=()):
 
 
 async def converse(channel, method, messages):
-    """Write raw messages on a bidirectional stream, read all replies, and say how it ended."""
+    """Write raw messages on a bidirectional stream, read all replies, and return the end."""
     call = channel.stream_stream(method)()
     replies = []
     try:
@@ -92,7 +92,7 @@ async def ask(channel, method, request):
 
 
 async def download(channel, request):
-    """Send one raw message to `Download` and collect what comes."""
+    """Send one raw message to `Download` and collect the replies."""
     call = channel.unary_stream(methods.DOWNLOAD)(request)
     chunks = []
     with suppress(grpc.aio.AioRpcError):
@@ -102,13 +102,13 @@ async def download(channel, request):
 
 
 class Upload:
-    """An upload in the hands of a test, message by message."""
+    """An upload that a test controls message by message."""
 
     def __init__(self, channel):
         self._call = channel.stream_stream(methods.UPLOAD)()
 
     async def write(self, message):
-        """Send bytes; a call that has ended is found out by reading."""
+        """Send bytes; an ended call is detected by reading."""
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             async with asyncio.timeout(PATIENCE_S):
                 await self._call.write(message)
@@ -133,7 +133,7 @@ class Upload:
             self._call.cancel()
 
     def cut(self):
-        """Go away without a word."""
+        """Close the connection without an end of stream."""
         self._call.cancel()
 
 
@@ -166,7 +166,7 @@ async def upload(channel, header, chunks):
 
 
 class Attendance:
-    """A client's live stream: its offers queue up here until it ends."""
+    """A client's live stream: its offers are queued until it ends."""
 
     def __init__(self, channel, name):
         self.name = name
@@ -209,7 +209,7 @@ class Attendance:
                         raise AssertionError(kind)
 
     async def offer_of(self, run):
-        """The next offer of a run; older ones of others are passed over."""
+        """The next offer of a run; earlier offers of other runs are skipped."""
         async with asyncio.timeout(PATIENCE_S):
             while (offer := await self.offers.get()).key.run != run:
                 pass
@@ -263,7 +263,7 @@ class Federation:
     # ---- identities ----------------------------------------------------------------------
 
     def add_token(self, client, life_s=600.0):
-        """A token as the operator would hand it out."""
+        """A token as an operator would create it."""
         token = tokens.make_token(self.authority.root_pin)
         self.ledger.add_token(
             token.id, tokens.secret_hash(token.secret), client, time.time() + life_s
@@ -271,7 +271,7 @@ class Federation:
         return token
 
     def forge(self, client, *, ttl_s=3600.0, now=None, authority=None):
-        """A certificate for a name that the ledger has never heard of."""
+        """A certificate for a name that is not in the ledger."""
         key = generate_key()
         chain, peer = (authority or self.authority).issue_client(
             build_csr(key), client, ttl_s, now or datetime.now(UTC)
@@ -279,7 +279,7 @@ class Federation:
         return Identity(client, key_to_pem(key), chain), peer
 
     def enrol(self, client, *, ttl_s=3600.0, now=None):
-        """An identity that the ledger knows."""
+        """An identity in the ledger."""
         identity, peer = self.forge(client, ttl_s=ttl_s, now=now)
         token = self.add_token(client)
         self.ledger.enrol(token.id, peer.serial, peer.not_after.timestamp())
@@ -323,15 +323,15 @@ class Federation:
     # ---- runs ----------------------------------------------------------------------------
 
     async def ended(self, run):
-        """Wait until a run needs nobody any more."""
+        """Wait until a run has ended."""
         async with asyncio.timeout(PATIENCE_S):
             while self.server.runs.get(run) is not None:
                 await asyncio.sleep(0.002)
         await self.settled()
 
     async def settled(self):
-        """Wait until what was handed to the ledger's thread is stored."""
-        await asyncio.sleep(0)  # let what is about to be handed over be so
+        """Wait until the ledger's thread has stored all queued work."""
+        await asyncio.sleep(0)  # let pending tasks queue their work
         await self.contexts.in_ledger(lambda: None)
 
     def refusals(self, run=""):

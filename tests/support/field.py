@@ -1,4 +1,4 @@
-"""A server, a device behind a link that may be bad, and one behind a good one, in namespaces."""
+"""A server, a device behind a bad link, and one behind a good link, in namespaces."""
 
 from support.network import NAME, Network
 from support.stage import Stage

@@ -1,4 +1,4 @@
-"""Flower's own rounds in this process, and the same app under a real server with real agents."""
+"""Flower's own rounds in this process, and the same app on a real server with real agents."""
 
 import importlib
 import json
@@ -34,7 +34,7 @@ def import_app(folder, name):
 
 
 class Here(Grid):
-    """Flower's grid, whose nodes are in this process: an app is called for each message."""
+    """Flower's grid with nodes in this process: the app is called for each message."""
 
     def __init__(self, app, nodes, run_config):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
@@ -78,11 +78,11 @@ class Here(Grid):
 
 
 class Deployment:
-    """A server and agents as processes, by the commands that people use.
+    """A server and agents as processes, by the public commands.
 
     Args:
         directory: for all of it.
-        folder: of the app, from which agents start.
+        folder: of the app, in which agents start.
     """
 
     def __init__(self, directory, folder):
@@ -119,7 +119,7 @@ class Deployment:
         return process
 
     def serve(self, settings="", *, steady=False):
-        """Begin a server; on ports that it can come back to where that is asked for."""
+        """Start a server, on fixed ports if requested."""
         fleet, enrolment = (steady_port(), steady_port()) if steady else (0, 0)
         self.call(
             *("server", "init", "--dir", self.server),

@@ -1,4 +1,4 @@
-"""Updates to tamper with: every field, the body's JSON and its bytes are open to the test."""
+"""Updates to tamper with: tests can change every field, the body's JSON and its bytes."""
 
 import json
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ BOX = ((1, 3), (0, 1))
 
 
 def write_model(path):
-    """The model that updates here are of."""
+    """The base model of these updates."""
     rng = np.random.default_rng(0)
     params = {
         "w": rng.normal(size=SHAPES["w"]).astype(np.float32),
@@ -29,7 +29,7 @@ def write_model(path):
 
 
 def coverages():
-    """What an update here covers: a tensor, half of one, a box of one, and a scalar."""
+    """The coverages of an update here: a tensor, half of one, a box of one, and a scalar."""
     return {"w": Full(), "b": Mask(MASK), "half": Slice(BOX), "count": Full()}
 
 
@@ -84,7 +84,7 @@ class Forgery:
         ] = value
 
     def body(self):
-        """The bytes as they stand."""
+        """The present bytes."""
         text = self.text
         if text is None:
             text = json.dumps(self.tensors).encode()
@@ -104,7 +104,7 @@ class Forgery:
 
 
 def honest(client, offer):
-    """The update that a client makes of an offer: one part of each kind of coverage."""
+    """The valid update of a client for an offer: one part of each kind of coverage."""
     header = fleet_pb2.UpdateHeader(
         task=offer.key,
         client=client,

@@ -22,7 +22,7 @@ ENDLESS = "/v1/events"
 
 
 def main():
-    """Run the fuzzer against a server of this process; exit as it does."""
+    """Run the fuzzer against a server of this process; exit with its exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("schemathesis", type=Path)
     parser.add_argument("--examples", type=int, default=12)
@@ -38,7 +38,7 @@ def main():
 
 
 def fuzz(door, folder, given):
-    """Fuzz a server and see that it has lived through it."""
+    """Fuzz a server and check that it still works."""
     run = door.submit(folder)
     door.contexts.ledger.add_token("01", "hash", "ward-1", 4e9)
     door.contexts.ledger.enrol("01", "01", 4e9)

@@ -1,4 +1,4 @@
-"""Made-up simulations for whoever shows or stores them."""
+"""Invented simulations, for tests that show or store them."""
 
 import math
 
@@ -8,7 +8,7 @@ from fedloom.simulation.output.history import Result, RoundRecord, WorkerShare
 
 
 def _spread(metrics):
-    """Quantiles around the means, of what is finite."""
+    """Quantiles around the finite means."""
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     quantiles = {n: {"0.1": 0.8 * v, "0.5": v, "0.9": 1.02 * v} for n, v in finite.items()}
     return {"quantiles": quantiles}
@@ -26,7 +26,7 @@ def history(
     seed=0,
     spread=False,
 ):
-    """Rounds of a simulation that learns, as a real one would tell them."""
+    """Records of a simulation that learns."""
     generator = np.random.default_rng(seed)
     records, trained, wall_s, virtual_s = [], 0, 0.0, 0.0
     for number in range(1, rounds + 1):
@@ -70,7 +70,7 @@ def history(
 
 
 def result(records, *, folder=None, engine="resident: chosen for the tests", stopped=""):
-    """A simulation of these rounds that has ended."""
+    """An ended simulation with these records."""
     params = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
     return Result(
         records=tuple(records),

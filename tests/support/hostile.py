@@ -1,7 +1,7 @@
-"""A real server whose offers somebody tampers with, on their way to real agents.
+"""A real server whose offers a test changes on their way to real agents.
 
-The server, its streams, its ledger and its rounds are as ever. `Tampered` takes the place of its
-signing key; what it changes is changed once, so that the next round is an honest one.
+Server, streams, ledger and rounds are unchanged. `Tampered` replaces its signing key; each change
+applies to one offer, so that the next round is honest.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ PARAMS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(3, np
 
 
 class Tampered:
-    """Signs as the server does, until a test says otherwise.
+    """Signs like the server, until a test sets a change.
 
     Attributes:
-        sent: every message that went out, in order.
+        sent: every sent message, in order.
     """
 
     def __init__(self, key, federation):
@@ -47,20 +47,20 @@ class Tampered:
         return message
 
     def once(self, change):
-        """Change the next offer: `change(client, task, honest message)` gives what goes out."""
+        """Change the next offer: `change(client, task, honest message)` gives the message."""
         self._next.append(change)
 
     def issued_us(self, message):
         return fleet_pb2.OfferStatement.FromString(message.signed_offer.statement).issued_us
 
     def signed(self, client, task, *, signer=None, federation=None, issued_us=1 << 62):
-        """An offer of any task, signed by the server's own key unless by another."""
+        """An offer of any task, signed by the server's own key by default."""
         to = Addressee(federation or self.federation, client)
         offer = signed_offer(signer or self.signer, to, task, issued_us)
         return fleet_pb2.ServerMessage(signed_offer=offer)
 
     def task(self, change):
-        """A change of the task alone, signed by the server's own key: it is hostile itself."""
+        """A change of the task, signed by the server's own key: the server is hostile."""
 
         def changed(client, task, honest):
             other = fleet_pb2.Task()
@@ -72,7 +72,7 @@ class Tampered:
 
 
 class Scene:
-    """One agent, attending a server that is about to do something bad."""
+    """One agent, connected to a server that will misbehave."""
 
     def __init__(self, federation, agents, name):
         self.federation = federation
@@ -88,7 +88,7 @@ class Scene:
         return self.agents.configs[self.name].state_dir
 
     def begin(self):
-        """A test of several with this agent begins: what was before is not of it."""
+        """Start a test of several with this agent: earlier entries do not count."""
         self._before = len(list(journal.read(self.state)))
         return self.federation.contexts.fleet.get(self.name)
 
@@ -98,7 +98,7 @@ class Scene:
         return [entry for entry in entries if entry["event"] == event]
 
     def strangers(self):
-        """Files that are neither the agent's nor the test's."""
+        """Files that belong neither to the agent nor to the test."""
         known = {"client.toml", "client-state", "policy.toml"}
         return [p for p in self.state.parent.iterdir() if p.name not in known]
 
@@ -121,7 +121,7 @@ class Scene:
         return await self.federation.server.runs.submit(values, model)
 
     async def phase(self, run, phase, number=1):
-        """Wait until the agent stands there in the ledger; returns the reason."""
+        """Wait until the agent has this phase in the ledger; returns the reason."""
         rows = []
 
         def reached():
@@ -143,7 +143,7 @@ class Scene:
         await self.federation.ended(run)
 
     async def takes_part(self):
-        """The agent lives, on the connection that it has, and answers an honest round."""
+        """Check that the agent answers an honest round on its present connection."""
         run = await self.run()
         await self.federation.ended(run)
         np.testing.assert_array_equal(result(self.federation, run)["w"], PARAMS["w"] + 1)
@@ -151,7 +151,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(federation, directory, name, client=None):
-    """An agent that attends a server in somebody's hands."""
+    """An agent that is connected to a server under the test's control."""
     agents = Agents(federation, directory)
     own, sends = federation.contexts.signing, federation.server.runs.sends
     try:
@@ -167,5 +167,5 @@ async def scene(federation, directory, name, client=None):
 
 
 def thief():
-    """A key that nobody vouches for."""
+    """A key without an endorsement."""
     return Signer.new()

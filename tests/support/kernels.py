@@ -89,7 +89,7 @@ def values(outcome):
 def deployed(  # noqa: PLR0917 - a test says what it compares
     model, people, loss, params, round_task, job, *, optimizer=None
 ):
-    """What `TorchClient` makes of the same job: values, examples, metrics and evaluation."""
+    """`TorchClient`'s result of the same job: values, examples, metrics and evaluation."""
     examples = people.examples
 
     def pair(shard):

@@ -1,4 +1,4 @@
-"""What trials run in these tests: a learner whose curve is known, and its troubles."""
+"""The trials of these tests: a learner with a known curve, and its faults."""
 
 import math
 import os
@@ -20,7 +20,7 @@ def accuracy(rate, batch, rounds):
 
 
 def learn(experiment, settings, on_round, out):
-    """A trial's `run`: settings decide how it goes."""
+    """A trial's `run`: the settings determine its behaviour."""
     print("the learner prints", os.environ.get("OMP_NUM_THREADS"))
     trouble = settings.get("config.trouble", "")
     if trouble == "usage":

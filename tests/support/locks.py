@@ -16,7 +16,7 @@ with only_agent(Path(sys.argv[1])):
 
 
 def hold(directory, *more):
-    """Let another process hold the lock; returns it, and the child that it forked."""
+    """Let another process hold the lock; returns it and its forked child."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(directory), *more], stdout=subprocess.PIPE, text=True
     )

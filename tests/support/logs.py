@@ -1,6 +1,6 @@
-"""What fedloom logs, apart from what others in this process do."""
+"""Records of fedloom's loggers, without those of other packages."""
 
 
 def ours(caplog):
-    """Records of fedloom's own loggers: asyncio may speak of what an earlier test has left."""
+    """Records of fedloom's own loggers; asyncio may log leftovers of earlier tests."""
     return [record for record in caplog.records if record.name.startswith("fedloom")]

@@ -1,12 +1,11 @@
-"""A module of the standard library as one other module sees it, changed for that one alone.
+"""A module of the standard library, changed for one importing module only.
 
-Changed in its own place it would be another one for every thread of the process, also for those
-that an earlier test has left.
+A change of the module itself would affect every thread of the process, also those of earlier tests.
 """
 
 from types import SimpleNamespace
 
 
 def like(module, **changed):
-    """What stands for a module where it was imported, with some of its functions replaced."""
+    """A replacement of an imported module, with some functions replaced."""
     return SimpleNamespace(**{**vars(module), **changed})

@@ -83,11 +83,11 @@ class Network:
             self.move(side, f"10.77.{side}.1")
 
     def within(self, side):
-        """The words that run a command in a namespace; 0 is the hub."""
+        """The command prefix that runs a command in a namespace; 0 is the hub."""
         return ["ip", "netns", "exec", self.names[side]]
 
     def hosts(self, side, address):
-        """What the server's name resolves to in a namespace, from now on."""
+        """Set the addresses of the server's name in a namespace."""
         self.write_hosts(side, f"127.0.0.1 localhost\n{address} {NAME}\n")
 
     def write_hosts(self, side, text):
@@ -95,9 +95,9 @@ class Network:
         Path(f"/etc/netns/{self.names[side]}/hosts").write_text(text)
 
     def move(self, side, address):
-        """Give a namespace this address and no other."""
+        """Replace all addresses of a namespace by this one."""
         name = self.names[side]
-        _ip("-n", name, "addr", "flush", "dev", "fl0")  # and with the last one go the routes
+        _ip("-n", name, "addr", "flush", "dev", "fl0")  # removes the routes too
         _ip("-n", name, "addr", "add", f"{address}/24", "dev", "fl0", "noprefixroute")
         _ip("-n", name, "route", "replace", "default", "dev", "fl0")
 
@@ -108,7 +108,7 @@ class Network:
         return json.loads(self._router.stdout.readline())
 
     def limit(self, side, rate="1mbit"):
-        """Let no more than this leave a namespace, as a modem does; "" for no limit again."""
+        """Limit the rate of packets out of a namespace; "" removes the limit."""
         command = ["tc", "-n", self.names[side], "qdisc"]
         if not rate:
             subprocess.run([*command, "del", "dev", "fl0", "root"], check=True)

@@ -1,4 +1,4 @@
-"""A client that does a task as its agent would, without a server."""
+"""A client that performs a task like its agent, without a server."""
 
 from fedloom.client.agent.task_run import TaskRun, task_from_message
 from fedloom.client.state.store import ClientStore
@@ -9,7 +9,7 @@ from fedloom.strategies import Plain, RoundSettings
 
 
 def update_of(client, params, folder, *, weighting):
-    """Have a client do a task; gives the header of the update in its outbox."""
+    """Let a client perform a task; returns the header of the update in its outbox."""
     store = ClientStore(folder / "client-state")
     digest = write_file(folder / "model", params)
     (folder / "model").replace(store.model_path(digest))

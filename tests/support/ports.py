@@ -1,4 +1,4 @@
-"""Ports for servers that are restarted and must get theirs back."""
+"""Ports for servers that are restarted on the same port."""
 
 import random
 import socket
@@ -10,7 +10,7 @@ _given = set()
 
 
 def steady_port():
-    """A free port that nobody else is given meanwhile: below the ephemeral range, and only once."""
+    """A free port that no other caller gets: below the ephemeral range, and only once."""
     while True:
         port = _draw.randrange(20_000, 30_000)
         if port in _given:

@@ -1,4 +1,4 @@
-"""A small provider of OpenID Connect on loopback, which can be made to lie."""
+"""A small OpenID Connect provider on loopback, which can send false answers."""
 
 import base64
 import hashlib
@@ -51,7 +51,7 @@ class Provider:
         self.keys = [RSAKey.generate_key(2048, {"kid": secrets.token_hex(4)})]
 
     def log_in(self, url):
-        """What its login page does for the user: where the browser goes next."""
+        """The login page's redirect: the next URL of the browser."""
         asked = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
         assert asked["response_type"] == "code"
         assert asked["code_challenge_method"] == "S256"
@@ -95,7 +95,7 @@ class Provider:
         return jwt.encode({"alg": "RS256", "kid": kid}, claims, key)
 
     def _lies(self, now):
-        """What each lie puts into the claims; None takes one out."""
+        """The changed claims of each lie; None removes one."""
         both = [self.client_id, "another"]
         return {
             "iss": {"iss": "https://evil.example"},
@@ -109,7 +109,7 @@ class Provider:
         }
 
     def _unsigned(self, claims):
-        """A token that anybody can make: not signed, or with the public key for a shared secret."""
+        """A token that anyone can make: unsigned, or with the public key as a shared secret."""
         head = {"alg": "none" if self.lie == "none" else "HS256", "kid": self.keys[0].kid}
         text = b".".join(_base64(json.dumps(part).encode()) for part in (head, claims))
         public = self.keys[0].as_pem(private=False)
@@ -150,4 +150,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_):
-        """Say nothing."""
+        """Suppress the access log."""

@@ -44,7 +44,7 @@ class Quadratics:
 
     @property
     def optimum(self):
-        """Where the mean of the losses is least."""
+        """The minimum of the mean of the losses."""
         return (self.a * self.c).sum(axis=0) / self.a.sum(axis=0)
 
     def loss(self, client, x):
@@ -52,7 +52,7 @@ class Quadratics:
         return float(0.5 * (self.a[client] * (x - self.c[client]) ** 2).sum())
 
     def train(self, client, rule, x, received):
-        """What a client sends and remembers after a round from x."""
+        """The update and memory of a client after a round from x."""
         full_gradient = self.a[client] * (x - self.c[client])
         local = RuleContext(
             received=received,
@@ -94,7 +94,7 @@ class Quadratics:
         return new["x"], state
 
     def run(self, strategy, rounds, cohorts=None, weights=None, start=0.0):
-        """Where x is after so many rounds."""
+        """The value of x after this many rounds."""
         x = np.full(self.a.shape[1], start)
         state = strategy.init({"x": x})
         everyone = range(len(self.a))
@@ -105,7 +105,7 @@ class Quadratics:
 
 
 def heterogeneous(steps=(5, 5, 5, 5), learning_rate=0.05, seed=1):
-    """Four clients that disagree in curvature and in optimum."""
+    """Four clients with different curvatures and optima."""
     rng = np.random.default_rng(seed)
     return Quadratics(
         a=rng.uniform(0.5, 4.0, (4, 3)),

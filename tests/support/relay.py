@@ -1,8 +1,8 @@
-"""A TCP relay that counts bytes and breaks connections at an exact one.
+"""A TCP relay that counts bytes and breaks connections after an exact number of bytes.
 
-It stands between a device and the server, in a thread of its own. TLS passes through it untouched.
-A cut is a reset (both ends learn of it at once) or silence (nothing passes any more and nobody is
-told, as when a radio link goes).
+It runs between a device and the server, in a separate thread. TLS passes through unchanged. A cut
+is a reset, which both ends notice at once, or silence: nothing passes any more and no end is
+notified, as after the loss of a radio link.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class Relay:
 
     @property
     def has_cut(self):
-        """Whether the cut that was asked for has happened."""
+        """Whether the requested cut has happened."""
         return self._cut is None
 
     def cut(self, how="reset"):
@@ -74,7 +74,7 @@ class Relay:
         self._loop.call_soon_threadsafe(self._break, how)
 
     def refuse(self, refusing=True):
-        """Reset new connections as they come, or let them pass again."""
+        """Reset new connections at once, or accept them again."""
         self._open = not refusing
 
     # ---- in the thread -----------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Relay:
         with suppress(ConnectionError):
             while block := await reader.read(BLOCK_BYTES):
                 if direction in silenced:
-                    await asyncio.Event().wait()  # what comes now stays where it is
+                    await asyncio.Event().wait()  # later bytes are not read
                 kept = len(block)
                 if self._cut is not None and self._cut[0] == direction:
                     kept = min(kept, self._cut[1] - self.passed[direction])
@@ -150,7 +150,7 @@ class Relay:
 
 
 def _reset(writer):
-    """Close with RST, as a device that has lost its memory of the connection does."""
+    """Close with RST, like a device that has rebooted."""
     with suppress(OSError):
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

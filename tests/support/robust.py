@@ -1,4 +1,4 @@
-"""Updates that the tests of robust rules share, and every rule with settings that fit them."""
+"""Updates for the tests of robust rules, and every rule with suitable settings."""
 
 import numpy as np
 
@@ -41,7 +41,7 @@ LAST = {"a": np.full((3, 5), 0.25, np.float32)}
 
 
 def ragged(count=14, seed=0):
-    """Updates over parts of a small model: whole tensors, boxes, masks, and nothing."""
+    """Updates of parts of a small model: whole tensors, boxes, masks, and nothing."""
     rng = np.random.default_rng(seed)
     updates = {}
     for number in range(count):

@@ -33,7 +33,7 @@ BURST = 64
 
 @dataclass
 class Link:
-    """Between the hub and one device."""
+    """The link between the hub and one device."""
 
     loss: float = 0.0
     delay_s: float = 0.0
@@ -65,7 +65,7 @@ class Router:
         self.count = 0
 
     def run(self):
-        """Until standard input ends."""
+        """Route until standard input ends."""
         selector = selectors.DefaultSelector()
         for side, handle in enumerate(self.handles):
             selector.register(handle, selectors.EVENT_READ, side)
@@ -117,7 +117,7 @@ class Router:
 
 
 def write(handle, packet):
-    """Hand a packet to a namespace; a full queue drops it, as a router's does."""
+    """Write a packet to a namespace; a full queue drops it, like a router's."""
     with suppress(OSError):
         os.write(handle, packet)
 

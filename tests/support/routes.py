@@ -1,4 +1,4 @@
-"""The routes of an application, as it really answers them."""
+"""The routes of an application, as FastAPI serves them."""
 
 from dataclasses import dataclass
 

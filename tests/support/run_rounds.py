@@ -1,4 +1,4 @@
-"""Runs over a model of one tensor, and rounds of them whose updates are given."""
+"""Runs with a model of one tensor, and rounds with given updates."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A real server in a process of its own, with real clients in another, for a browser to look at."""
+"""A real server in one process and real clients in another, for tests with a browser."""
 
 import asyncio
 import signal
@@ -31,7 +31,7 @@ SPEC = {
 
 
 def wait_for(condition, what, patience_s=PATIENCE_S):
-    """Wait until a condition holds, and return what it gave."""
+    """Wait until a condition holds, and return its value."""
     until = time.monotonic() + patience_s
     while not (found := condition()):
         assert time.monotonic() < until, what
@@ -40,7 +40,7 @@ def wait_for(condition, what, patience_s=PATIENCE_S):
 
 
 def apart(work):
-    """Run a coroutine to its end in a thread of its own: a browser holds this one's event loop."""
+    """Run a coroutine in a separate thread: a browser uses this thread's event loop."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
 
@@ -67,7 +67,7 @@ class Scene:
 
     @property
     def url(self):
-        """Where the console is."""
+        """The console's URL."""
         return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self):
@@ -102,7 +102,7 @@ class Scene:
         wait_for(self.answers, "the server does not answer")
 
     def answers(self):
-        """What the server says of itself; None while it says nothing."""
+        """The server's document about itself; None while it does not answer."""
         try:
             return self.control.get("server")
         except FedloomError:
@@ -110,7 +110,7 @@ class Scene:
             return None
 
     def kill_server(self):
-        """End the server as a power cut does."""
+        """End the server with SIGKILL."""
         process = self.processes.pop("server")
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -150,11 +150,11 @@ class Scene:
         return self.control.post("runs", body={"spec": spec, "model": self.model()})["id"]
 
     def run(self, run):
-        """A run's row, as the API tells it."""
+        """A run's row from the API."""
         return self.control.get("runs", run)
 
     def round(self, run, number):
-        """A round, as the API tells it."""
+        """A round from the API."""
         return self.control.get("runs", run, "rounds", str(number))
 
     def live(self, run):
@@ -171,7 +171,7 @@ class Scene:
 
     @contextmanager
     def stopped_server(self):
-        """Kill the server; it is back after the block."""
+        """Kill the server; it is restarted after the block."""
         self.kill_server()
         yield
         self.start_server()

@@ -1,4 +1,4 @@
-"""Sites of several real processes: the program that each rank runs, and how to start them."""
+"""Sites of several real processes: the program of each rank, and how to start them."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def finish(ranks):
 
 
 def run_cases(names, folder):
-    """Have two ranks do the cases of `support.site_cases`; returns what rank 0 found."""
+    """Let two ranks run the cases of `support.site_cases`; returns the results of rank 0."""
     out = Path(folder) / "found.json"
     codes, outputs = finish(start_each([("-m", "support.site_cases", out, *names)] * 2))
     assert codes == [0, 0], "\n".join(outputs)

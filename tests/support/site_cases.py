@@ -32,7 +32,7 @@ def data(num_examples, seed):
 
 
 class Thrower(nn.Module):
-    """Fails on whoever gets the example that is marked."""
+    """Fails on the rank that gets the marked example."""
 
     def __init__(self, module):
         super().__init__()
@@ -172,7 +172,7 @@ def _default():
 
 
 def do(client, task):
-    """Train and evaluate; what came of it, in numbers that JSON has."""
+    """Train and evaluate; returns the results as JSON numbers."""
     start = {n: np.array(a) for n, a in parameters(client.model).items()}
     try:
         new, num_examples, metrics = client.train(start, task)
@@ -208,7 +208,7 @@ class Snapped(Checkpoints):
 
 
 def resume(client, task, folder):
-    """Train in one go, and again from the second of its checkpoints; what came of both."""
+    """Train in one go, and again from the second checkpoint; returns both results."""
     path = Path(folder) / f"{task.seed}.checkpoint"
     snapped = Snapped(path)
     counted, real, start = [], client._loss, deepcopy(client.model.state_dict())

@@ -1,6 +1,6 @@
-"""A rank that does nothing until it is told to stop: python -m support.site_rank PAUSE_S.
+"""A rank that does nothing until it is stopped: python -m support.site_rank PAUSE_S.
 
-Rank 0 goes home so long after it was told: as long as an agent takes to say good-bye.
+Rank 0 ends this long after the signal, like an agent that closes its connection.
 """
 
 import signal
@@ -14,7 +14,7 @@ from support.site_client import client
 
 
 def say_when_ready():
-    """A line on standard output once SIGTERM is taken for a word."""
+    """Print a line once SIGTERM is handled."""
     while signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         time.sleep(0.01)
     print("ready", flush=True)

@@ -1,9 +1,8 @@
-"""A server and devices as processes, faults between them, and the model that must come out.
+"""A server and devices as processes, faults between them, and the expected model.
 
-Certificates are real, issued by the server's own authority without the enrolment's round trips.
-The judge takes from the ledger who was in each round, sees that nobody was twice, replays the
-rounds by the algebra alone and compares bits: whatever was lost, sent again or made up on the way
-shows in them.
+Certificates are issued by the server's own authority without the enrolment protocol. The judge
+reads the members of each round from the ledger, checks that none counts twice, replays the rounds
+by hand and compares bits: a lost, repeated or invented update changes them.
 """
 
 import json
@@ -175,7 +174,7 @@ class Stage:
         assert self.server.poll() is None, self.report()
 
     def stop_server(self, number=signal.SIGTERM):
-        """End the server: by SIGTERM it says good-bye."""
+        """End the server: SIGTERM closes its connections."""
         _end(self.server, number)
 
     def start(self, name, *, before=(), script=HERE / "fault_client.py", **environment):
@@ -197,7 +196,7 @@ class Stage:
             _end(self.devices[name].process, number)
 
     def died(self, name):
-        """Wait until a device dies by SIGKILL, as it was armed to."""
+        """Wait until a device dies at its armed place by SIGKILL."""
         process = self.devices[name].process
         assert process.wait(PATIENCE_S) == -signal.SIGKILL, self.devices[name].log()[-2000:]
 
@@ -207,7 +206,7 @@ class Stage:
         return Control(self.state)
 
     def online(self, count):
-        """Wait until so many devices attend."""
+        """Wait until this many devices are connected."""
         wait(lambda: self.control().get("server")["clients_online"] == count, f"{count} online")
 
     def submit(self, params, **settings):
@@ -223,7 +222,7 @@ class Stage:
         return self.control().get("runs", run)
 
     def phase(self, run, name):
-        """Where a device stands in the open round, or None."""
+        """The phase of a device in the open round, or None."""
         live = self.row(run).get("live") or {}
         return (live.get("round") or {}).get("members", {}).get(name)
 
@@ -260,14 +259,14 @@ class Stage:
         return [clients for _, clients in rounds]
 
     def report(self):
-        """The ends of all logs, for whoever reads a failure."""
+        """The ends of all logs, for the message of a failure."""
         texts = [(self.directory / "server.log").read_text(errors="replace")[-3000:]]
         texts += [f"--- {d.name}\n{d.log()[-3000:]}" for d in self.devices.values()]
         return "\n".join(texts)
 
 
 def replayed(initial, run, rounds):
-    """The model after rounds in which these clients took part, from the algebra alone."""
+    """The model after rounds with these clients, computed by hand."""
     specs = {(DELTA, n): TensorSpec(shape=a.shape, dtype=a.dtype) for n, a in initial.items()}
     strategy = run.build_strategy()
     params, state = dict(initial), strategy.init(initial)
@@ -284,7 +283,7 @@ def replayed(initial, run, rounds):
 
 
 def model(size_bytes, seed=0):
-    """A model of about this size, like no other of another seed."""
+    """A model of about this size, unique for its seed."""
     rng = np.random.default_rng(seed)
     rows = max(1, size_bytes // 4 // 1000)
     return {
@@ -294,10 +293,10 @@ def model(size_bytes, seed=0):
 
 
 def wait(condition, what, patience_s=PATIENCE_S):
-    """Wait for something that is about to happen.
+    """Wait for a condition.
 
     Raises:
-        AssertionError: it does not.
+        AssertionError: it does not hold in time.
     """
     deadline = time.monotonic() + patience_s
     while True:
@@ -305,13 +304,13 @@ def wait(condition, what, patience_s=PATIENCE_S):
             if condition():
                 return
         except FedloomError:
-            pass  # a server that is just starting or stopping
+            pass  # a server that starts or stops
         assert time.monotonic() < deadline, f"waited {patience_s:.0f} s for {what}"
         time.sleep(0.02)
 
 
 def _end(process, number):
-    """End a process and what it started: `faketime` runs a command as its child."""
+    """End a process and its children: `faketime` runs a command as its child."""
     if process is not None and process.poll() is None:
         os.killpg(process.pid, number)
         try:

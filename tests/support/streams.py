@@ -1,10 +1,10 @@
-"""Streams of bytes for tests of noise: a hash of what a stream is asked for."""
+"""Byte streams for tests of noise, made by a hash of their position."""
 
 from hashlib import shake_128
 
 
 def hashed(key):
-    """A stream that follows from a key; each position's bytes are its own, as a cipher's are."""
+    """A stream that follows from a key; each position has its own bytes, like a cipher's."""
     cache = {}
 
     def stream(purpose, number, position, num_bytes):

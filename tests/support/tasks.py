@@ -1,4 +1,4 @@
-"""Tasks for clients that a test calls by itself."""
+"""Tasks for clients that a test calls directly."""
 
 from fedloom.client import Kind, Task, Weighting
 from fedloom.client.training.client_rule import RuleContext

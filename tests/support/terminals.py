@@ -1,4 +1,4 @@
-"""A command on a real terminal: a pseudo-terminal whose screen is read as a person reads it."""
+"""A command on a pseudo-terminal whose screen a test can read."""
 
 import fcntl
 import os
@@ -65,7 +65,7 @@ class Seen:
         os.write(self.master, keys.encode())
 
     def read(self, patience_s=0.1):
-        """Take in what came."""
+        """Read pending output."""
         while select.select([self.master], [], [], patience_s)[0]:
             try:
                 data = os.read(self.master, 65536)
@@ -79,7 +79,7 @@ class Seen:
 
     @property
     def text(self):
-        """What is on the screen."""
+        """The text on the screen."""
         return "\n".join(line.rstrip() for line in self.screen.display)
 
     def until(self, condition, patience_s=PATIENCE_S):

@@ -1,4 +1,4 @@
-"""A browser's manners, or a program's, towards a server's TCP port."""
+"""A browser or a program as a client of a server's TCP port."""
 
 import http.client
 import json

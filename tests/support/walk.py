@@ -160,7 +160,7 @@ class Walk:
         return ""
 
     def _how(self, step):
-        # All at once: a port may have another one's digits in it.
+        # All at once: a port may contain another port's digits.
         pages = rf"\b({'|'.join(self.ports)})\b"
         line = re.sub(pages, lambda found: self.ports[found[0]], step.line)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -168,7 +168,7 @@ class Walk:
         return {"args": line, "shell": True, "cwd": self.folder, "env": environment}
 
     def _settle(self):
-        """Wait for what the background's commands have yet to print."""
+        """Wait for the pending output of background commands."""
         for step, process, log in self._background:
             deadline = time.monotonic() + PATIENCE_S
             while missing(step.printed, log.read_text(), ended=False) is not None:
@@ -186,7 +186,7 @@ class Walk:
 
 
 def free_ports(wanted):
-    """Ports of the page, each with a free one."""
+    """Each port of the page with a free one."""
     return {port: str(steady_port()) for port in wanted}
 
 
