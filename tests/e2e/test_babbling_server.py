@@ -86,7 +86,7 @@ class Babbler(grpc.GenericRpcHandler):
         await (self.attend.pop(0) if self.attend else self.listen)(call)
 
     async def listen(self, call):
-        """Welcome the client, offer it the rounds that there are, and wait."""
+        """Welcome the client, offer it the open rounds, and wait."""
         await call.write(welcome())
         for number, raw in enumerate(self.rounds, 1):
             self.models[digest_of(raw)] = raw

@@ -64,7 +64,7 @@ def test_any_exception_of_training_ends_only_its_task(tmp_path, caplog, error, t
         log = agents.configs["a"].state_dir / "journal.jsonl"
         await until(lambda: told.replace("\\", "\\\\") in log.read_text())
         await until(lambda: federation.contexts.fleet.available() == ["a"])
-        pass_deadline(federation, run)  # nobody else takes the place
+        pass_deadline(federation, run)  # no other client takes the place
         await federation.ended(run)
         assert federation.ledger.run(run).state == "finished"
         assert not agents.tasks["a"].done()
@@ -126,7 +126,7 @@ def test_a_gate_that_raises_declines_the_offer(tmp_path):
         run = await submit(federation, ONES, cohort={"goal": 1, "quorum": 1})
         ledger = federation.ledger
         await until(lambda: [m.phase for m in ledger.cohort(run, 1)] == ["declined"])
-        pass_deadline(federation, run)  # nobody else takes the place
+        pass_deadline(federation, run)  # no other client takes the place
         await federation.ended(run)
         assert ledger.run(run).state == "finished"
         assert not agents.tasks["a"].done()

@@ -121,7 +121,7 @@ def result(federation, run):
 
 
 def played(tmp_path, scenario, **settings):
-    """Run a scenario against a server of its own, with agents that it may start; what it returns.
+    """Run a scenario against a separate server with agents; returns its result.
 
     The server may be restarted: its port stays. `settings` are of its `server.toml`.
     """
@@ -144,7 +144,7 @@ def played(tmp_path, scenario, **settings):
 
 
 def configure(path, **settings):
-    """Give a server a port that stays, and other settings, as they stand in TOML."""
+    """Set a fixed port of a server, and other settings as TOML text."""
     text = path.read_text().replace("127.0.0.1:0", f"127.0.0.1:{steady_port()}", 1)
     for name, value in settings.items():
         text, found = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)

@@ -1,4 +1,4 @@
-"""Trains, is killed, goes on, and compares the bits with a training that nobody disturbed.
+"""Trains, is killed, resumes, and compares the bits with an undisturbed training.
 
 Usage: checkpointed.py FOLDER [CASE ...]. Each case is killed by SIGKILL in a child of this process,
 right after a checkpoint; prints a line of JSON for each.

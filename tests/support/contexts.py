@@ -4,10 +4,10 @@ from dataclasses import fields
 
 
 class Contexts:
-    """Parts of a `ServerContext`, whichever context holds them; what is set is set in all.
+    """Parts of a `ServerContext` from any context; an assignment changes all contexts.
 
     Args:
-        server: the contexts of its rooms.
+        server: the contexts of its packages.
         more: other contexts.
     """
 

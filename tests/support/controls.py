@@ -1,8 +1,7 @@
-"""Everything on the console's pages that can be pressed, read from the templates; and what was.
+"""All controls of the console's pages, read from the templates, and the pressed ones.
 
-A control is named by where it leads and by what it says, so that one that a test presses in the
-browser can be told from one that no test ever touched. What a template computes stands for
-anything: `link /runs/* *` is every link to a run.
+The target and the text of a control form its name, so that a control pressed in the browser can be
+identified. Computed parts of a template are wildcards: `link /runs/* *` is every link to a run.
 """
 
 import re
@@ -83,7 +82,7 @@ class _Reader(HTMLParser):
 
 
 def controls_of(source):
-    """The names of what a template's text holds; `*` stands for anything.
+    """The names of the controls in a template's text; `*` is a wildcard.
 
     >>> sorted(controls_of('<form action="/runs/{{ run }}"><select name="of"></select></form>'))
     ['field /runs/* of', 'form /runs/*']
@@ -108,6 +107,6 @@ def controls():
 
 
 def is_pressed(control, pressed):
-    """Is a control among those that were?"""
+    """Whether a control was pressed."""
     pattern = re.compile(re.escape(control).replace(r"\*", ".*"))
     return any(pattern.fullmatch(name) for name in pressed)

@@ -1,8 +1,8 @@
 """A process of real agents, for the console's tests: python crew.py DIRECTORY NAME...
 
-Each learns the same linear rule from noisy examples of its own, so that losses fall and accuracies
-rise as in life; `delay_s` in a run's config says how long a step of training takes. One whose name
-begins with `bad` sends what no server takes.
+Each learns the same linear rule from its own noisy examples, so that losses fall and accuracies
+rise; `delay_s` in a run's config is the duration of a training step in seconds. Agents whose names
+begin with `bad` send invalid updates.
 """
 
 import asyncio

@@ -51,7 +51,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 class Door:
-    """A server's API, served by a thread of its own while the context is open.
+    """A server's API, served by a separate thread while the context is open.
 
     Attributes:
         site: where browsers reach it; None without `console`.

@@ -1,4 +1,4 @@
-"""A real server on loopback with an authority of its own, and clients that do not behave.
+"""A real server on loopback with its own authority, and misbehaving clients.
 
 Nothing here goes through `fedloom.client`: what a test sends is what it says, byte by byte.
 """
@@ -41,7 +41,7 @@ class Answer:
 
     Attributes:
         status: of the call.
-        code: of the refusal in the trailing metadata, if there is one.
+        code: of the refusal in the trailing metadata, if any.
         message: of that refusal, or the call's details.
         replies: what the server sent before.
     """

@@ -50,13 +50,13 @@ def examples_of(client):
 
 @dataclass
 class Forgery:
-    """An update, honest until something is changed.
+    """An update, valid until a test changes it.
 
     Attributes:
-        header: goes out as it stands when `seal` has set its length and checksum.
+        header: as sent after `seal` has set its length and checksum.
         tensors: the body's JSON before it is written: name to dtype, shape and data_offsets.
         data: the body's bytes after its JSON.
-        text: the JSON's bytes, where they shall not be those of `tensors`.
+        text: the JSON's bytes, if they differ from those of `tensors`.
     """
 
     header: fleet_pb2.UpdateHeader

@@ -1,9 +1,9 @@
-"""Fuzz the HTTP API from its own description, over its TCP port: nothing may be a server's fault.
+"""Fuzz the HTTP API from its own description, over its TCP port: no request may cause a 5xx.
 
     python tests/support/fuzz.py PATH/schemathesis [--examples 12] [--seed 1]
 
-Schemathesis is given an administrator's token, so that what it makes up reaches the routes; a run
-and a client are there for what takes an id. At the end the same server has to answer as before.
+Schemathesis gets an administrator's token, so that its requests reach the routes, and a run and a
+client exist for routes with an id. At the end the same server must still answer.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def fuzz(door, folder, given):
 
 
 def lead(description, run):
-    """Give parameters examples that are there, so that more than 404 is reached."""
+    """Give parameters existing examples, so that not every answer is 404."""
     known = {"run": run, "name": "ward-1", "number": 1, "action": "pause"}
     for methods in description["paths"].values():
         for operation in methods.values():

@@ -1,4 +1,4 @@
-"""Settings by which each registered part of a run can be tried: six clients, the fewest words.
+"""Minimal settings that try each registered part of a run, with six clients.
 
 Plain tables as in a run.toml, without imports from the product: the comparison of two commits
 (`scripts/compare_commits.py`) uses them, too. Tests hold them complete: a part that is registered

@@ -20,8 +20,8 @@ class Provider:
     """Knows one client and one user.
 
     Attributes:
-        claims: what the ID token says beside the usual.
-        lie: what is wrong with its next answers; empty for nothing.
+        claims: additional claims of the ID token.
+        lie: the fault of its next answers; empty for none.
         seen: forms that its token endpoint was sent, with their Authorization header.
     """
 

@@ -64,7 +64,7 @@ def ragged(count=14, seed=0):
 
 
 def reduced(rule, updates, last=None):
-    """The means of a round as whole arrays: {tensor: (flat mean, flat bool of who has one)}."""
+    """The means of a round as whole arrays: {tensor: (flat mean, flat bool of covered values)}."""
     means = rule.reduce(updates, last or {})
     found = {}
     for (_, tensor), spec in updates.specs.items():

@@ -1,4 +1,4 @@
-"""A small router in user space: IP packets between namespaces, lost, late or not passed at all.
+"""A small router in user space: IP packets between namespaces are lost, delayed or dropped.
 
 The kernels of many machines have no netem; a TUN device in each namespace and this process between
 them need nothing but root. Usage: router.py SEED NAMESPACE [NAMESPACE ...]. The first namespace is
@@ -6,7 +6,7 @@ the hub (10.77.0.0/24), the others are devices (10.77.1.0/24, ...), each with a 
 
 Commands come as JSON lines on standard input, each is answered by a line with the counters:
     {"link": 1, "loss": 0.05, "delay_s": 0.1, "jitter_s": 0.02, "cut": false}
-Delay is one way; jitter also reorders. A cut link passes nothing and tells nobody.
+Delay is one way; jitter also reorders. A cut link silently drops everything.
 """
 
 import ctypes

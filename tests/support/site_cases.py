@@ -227,7 +227,7 @@ def resume(client, task, folder):
 
 
 def main(out, names):
-    """One rank of a site of cases: each is a client of its own that joins the same group."""
+    """One rank of a site of cases: each case is a client that joins the same group."""
     from fedloom.client.torch.site import follow, join
     from fedloom.client.training.ranks import ranks
 

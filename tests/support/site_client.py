@@ -1,7 +1,7 @@
-"""The program of a site in tests: ten lines for a user, and faults where a test asks for them.
+"""The program of a site in tests, with faults if a test sets them.
 
 FAULT=die: rank 1 is killed in its third batch, the first time. FAULT=hang: it stops there.
-FAULT=slow: every batch takes a while, and says so in a file.
+FAULT=slow: every batch takes a while and is recorded in a file.
 """
 
 import os

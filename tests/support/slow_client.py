@@ -1,6 +1,6 @@
-"""An agent whose training the test holds: `slow_client.py CONFIG FOLDER`.
+"""An agent whose training the test controls: `slow_client.py CONFIG FOLDER`.
 
-Each epoch adds one to the model and to the file `epochs`, then waits until a file `go` is there.
+Each epoch adds one to the model and to the file `epochs`, then waits for a file `go`.
 """
 
 import sys

@@ -78,7 +78,7 @@ class Stage:
         names: of the devices.
         host: that the server listens on.
         certificate_s: life of the devices' certificates.
-        before: words before the server's command, such as `ip netns exec NAME`.
+        before: prefix of the server's command, such as `ip netns exec NAME`.
         settings: of `ServerConfig`.
     """
 
@@ -246,10 +246,10 @@ class Stage:
         return [(number, sorted(clients[number])) for number in sorted(clients)]
 
     def judge(self, run, initial, **settings):
-        """Hold a finished run's model against the algebra's; returns who counted, round by round.
+        """Compare a finished run's model with the computed one; returns the members of each round.
 
         Raises:
-            AssertionError: another model, or somebody was counted twice.
+            AssertionError: another model, or a client counts twice.
         """
         rounds = self.rounds(run)
         wanted = replayed(initial, parse({**SPEC, **settings}), rounds)

@@ -16,7 +16,7 @@ from support.patience import PATIENCE_S
 
 
 class Seen:
-    """A process on a terminal of its own.
+    """A process on a separate terminal.
 
     Args:
         words: the command.
@@ -83,7 +83,7 @@ class Seen:
         return "\n".join(line.rstrip() for line in self.screen.display)
 
     def until(self, condition, patience_s=PATIENCE_S):
-        """Wait until the screen is like this: words on it, or a condition of its text."""
+        """Wait until the screen has this text or fulfils a condition."""
         wanted = condition if callable(condition) else lambda text: condition in text
         end = time.monotonic() + patience_s
         while not wanted(self.text):

@@ -1,4 +1,4 @@
-"""A page's walk-through, done for real: its files written, its commands typed, its output compared.
+"""Performs a page's walk-through: writes its files, runs its commands, compares the output.
 
 Between `<!-- walk-through -->` and `<!-- end of walk-through -->` a page may hold
 
@@ -84,7 +84,7 @@ def _commands(body, *, background):
 
 
 def missing(expected, actual, *, ended=True):
-    """The first line of a page that was not printed where it stands; None if all were.
+    """The first line of a page that was not printed in its place; None if all were.
 
     Args:
         expected: lines of the page; none of them: nothing is expected.
@@ -112,7 +112,7 @@ def _normal(line):
 
 @dataclass
 class Walk:
-    """Whoever walks through a page, in a folder of their own.
+    """A reader who walks through a page, in a separate folder.
 
     Args:
         folder: where files go and commands run.

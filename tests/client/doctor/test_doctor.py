@@ -339,7 +339,7 @@ def test_the_code_trains_one_step(tmp_path, name, level, says):
     arguments = ["--config", str(tmp_path / "none.toml"), "--code", f"{tmp_path}/mine.py:{name}"]
     done = CliRunner().invoke(main, ["client", "doctor", "--json", *arguments])
     found = {each["check"]: each for each in json.loads(done.output)["findings"]}
-    assert done.exit_code == 1  # there are no settings
+    assert done.exit_code == 1  # no settings exist
     assert found["code"]["level"] == level
     assert says in found["code"]["said"]
     if name == "Raises":

@@ -127,7 +127,7 @@ def test_user_without_a_mapped_claim_is_refused(door, provider, claims):
 
 
 def test_answer_is_valid_once_in_the_browser_that_began(door, provider):
-    """A link with another user's answer logs nobody in."""
+    """A link with another user's answer opens no session."""
     victim, attacker = Visitor(door.site), Visitor(door.site)
     back = provider.log_in(_away(attacker))
     assert _back(victim, back).status == 401

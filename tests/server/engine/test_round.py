@@ -178,7 +178,7 @@ def test_a_lost_member_is_replaced_when_patience_runs_out():
 
 
 def test_a_member_that_returns_in_time_is_offered_its_task_again():
-    """It keeps its place and nobody is recruited."""
+    """It keeps its place, and no client is recruited."""
     round_ = opened("abcd")
     round_.handle(OfferAccepted("a"), 1.0)
     round_.handle(Left("a"), 5.0)
@@ -266,7 +266,7 @@ def test_a_round_with_its_quorum_closes_when_all_others_are_out():
 
 
 def test_a_round_under_quorum_waits_for_new_clients():
-    """All members out and nobody idle: clients may still attend before the deadline."""
+    """All members are out and no client is idle: others may connect before the deadline."""
     round_ = opened()
     for client in "abc":
         assert round_.handle(ClientFailed(client), 1.0) == []

@@ -138,7 +138,7 @@ def test_free_files_are_limited(tmp_path):
     names = [receive(spool, header(f"c{n}"), bytes(100)) for n in range(5)]
     for name in names:
         spool.release(name)
-        spool.release(name)  # a second time there is nothing to release
+        spool.release(name)  # a repeat releases nothing
     assert sorted(p.name[:5] for p in tmp_path.iterdir()) == ["free-", "free-"]
 
 

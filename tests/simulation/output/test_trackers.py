@@ -1,4 +1,4 @@
-"""TensorBoard and MLflow get every round; if MLflow is missing, the message says so."""
+"""TensorBoard and MLflow get every round; a missing MLflow is an error."""
 
 import sys
 import types
