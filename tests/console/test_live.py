@@ -168,7 +168,7 @@ def test_keyboard_shortcuts_open_pages(watched, scene, keys, path):
     page.wait_for_url(scene.url + path)
 
 
-def test_keyboard_alone_is_enough(watched, scene):
+def test_pages_work_with_only_the_keyboard(watched, scene):
     """Skip link, help, search, theme, and a dialog that returns the focus."""
     page = watched.open("/runs")
     page.keyboard.press("Tab")

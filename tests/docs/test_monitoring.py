@@ -88,7 +88,7 @@ def test_dashboard_is_valid():
         assert panel["targets"]
 
 
-def test_every_alert_says_what_to_do():
+def test_every_alert_has_advice():
     """In its text and in the guide; names are unique."""
     rules = _rules()
     assert len({rule["alert"] for rule in rules}) == len(rules) > 10

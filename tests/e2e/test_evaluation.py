@@ -125,8 +125,8 @@ def test_an_evaluation_run_continues_after_a_restart(tmp_path):
     played(tmp_path, scenario)
 
 
-def test_a_torch_client_may_have_nothing_to_train_on():
-    """The training data may be `None`; the evaluation does not change."""
+def test_a_torch_client_may_have_no_training_data():
+    """With `None` instead, the evaluation does not change."""
     asked = TorchClient(linear(), None, cross_entropy, evaluate=data(50, 2))
     both = TorchClient(linear(), data(20, 1), cross_entropy, evaluate=data(50, 2))
     assert not asked.can_train()

@@ -1,4 +1,4 @@
-"""The promoted model on devices: signed, downloaded once, kept for later, never an older one."""
+"""The promoted model on devices: signed, downloaded once, never replaced by an older one."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ ZEROS = {"w": np.zeros((40, 3), np.float32), "b": np.zeros(5, np.float32)}
 
 
 def play(tmp_path, scenario, rounds=2):
-    """A server with a run of some rounds that is over, and a client that is enrolled."""
+    """A server with a finished run of some rounds, and an enrolled client."""
 
     async def main():
         (tmp_path / "server").mkdir()
@@ -52,7 +52,7 @@ def play(tmp_path, scenario, rounds=2):
 
 
 async def latest(config, **settings):
-    """As a program without an event loop asks."""
+    """Call like a program without an event loop."""
     return await asyncio.to_thread(lambda: Model.latest(config, **settings))
 
 
@@ -61,8 +61,8 @@ def digest_of(federation, run, number):
     return found.digest
 
 
-def test_a_device_gets_what_was_promoted_and_keeps_it(tmp_path, caplog):
-    """The bytes of the promoted round, downloaded once; a newer promotion takes its place."""
+def test_a_device_downloads_the_promoted_model_once(tmp_path, caplog):
+    """It has the bytes of the promoted round; a newer promotion replaces it."""
 
     async def scenario(federation, config, run):
         with pytest.raises(UsageError, match="model promote"):
@@ -73,7 +73,7 @@ def test_a_device_gets_what_was_promoted_and_keeps_it(tmp_path, caplog):
         assert model.params()["w"] == pytest.approx(np.ones((40, 3)))
         assert abs(model.promoted_at.timestamp() - federation.ledger.promoted().at) < 1e-3
 
-        # Its file on the server may go: it is asked for once.
+        # The server may delete its file: it is downloaded once.
         path = federation.contexts.models.path(model.digest)
         path.rename(path.with_suffix(".away"))
         assert (await latest(config)).digest == model.digest
@@ -97,8 +97,8 @@ def test_a_device_gets_what_was_promoted_and_keeps_it(tmp_path, caplog):
     play(tmp_path, scenario)
 
 
-def test_nothing_here_and_no_server_is_said(tmp_path):
-    """Offline works only after it worked once."""
+def test_without_a_stored_model_and_a_server_there_is_an_error(tmp_path):
+    """Offline use needs an earlier download."""
 
     async def scenario(federation, config, run):
         with pytest.raises(UsageError, match="Run this once"):
@@ -107,8 +107,8 @@ def test_nothing_here_and_no_server_is_said(tmp_path):
     play(tmp_path, scenario, rounds=1)
 
 
-def test_what_is_not_signed_for_this_question_is_refused(tmp_path, monkeypatch):
-    """Another key, changed bytes, an answer to another question, a path for a digest: nothing."""
+def test_a_statement_not_signed_for_this_request_is_refused(tmp_path, monkeypatch):
+    """Another key, changed bytes, an answer to another request, or a path as a digest."""
 
     async def scenario(federation, config, run):
         federation.ledger.promote(digest_of(federation, run, 1))
@@ -170,7 +170,7 @@ def test_what_is_not_signed_for_this_question_is_refused(tmp_path, monkeypatch):
 
 
 def test_an_old_promotion_cannot_be_replayed(tmp_path, monkeypatch):
-    """A statement that was true once does not bring the old model back; the new one stays."""
+    """An earlier valid statement does not restore the old model."""
 
     async def scenario(federation, config, run):
         true, kept = servers.promoted, []
@@ -196,8 +196,8 @@ def test_an_old_promotion_cannot_be_replayed(tmp_path, monkeypatch):
     play(tmp_path, scenario)
 
 
-def test_a_model_that_was_changed_on_the_device_is_fetched_again(tmp_path):
-    """A digest is checked whenever a model is used, also offline."""
+def test_a_model_changed_on_the_device_is_downloaded_again(tmp_path):
+    """The digest is checked at each use, also offline."""
 
     async def scenario(federation, config, run):
         federation.ledger.promote(digest_of(federation, run, 1))
@@ -211,8 +211,8 @@ def test_a_model_that_was_changed_on_the_device_is_fetched_again(tmp_path):
     play(tmp_path, scenario)
 
 
-def test_the_command_shows_and_exports_it(tmp_path):
-    """`fedloom client model` over a real server, in text and as JSON, then offline."""
+def test_the_command_shows_and_exports_the_model(tmp_path):
+    """`fedloom client model` with a real server, as text and JSON, then offline."""
 
     async def scenario(federation, config, run):
         federation.ledger.promote(digest_of(federation, run, 1))
@@ -256,7 +256,7 @@ def test_promotions_are_older_only_by_both_clocks(tmp_path):
 
 
 def test_few_models_are_kept(tmp_path):
-    """Disk use is bounded: the newest stay."""
+    """Only the newest models stay on the disk."""
     shelf = PromotedModels(tmp_path)
     for number in range(7):
         source = tmp_path / f"{number}.safetensors"
@@ -272,6 +272,5 @@ def test_few_models_are_kept(tmp_path):
     assert left[-1] == shelf.path(f"{6:064x}")
 
 
-def test_the_wire_has_the_method():
-    """Its name is part of the protocol."""
+def test_the_method_has_its_protocol_name():
     assert methods.PROMOTED == "/fedloom.v1.Fleet/Promoted"

@@ -521,7 +521,7 @@ def test_bad_token_is_refused(runner, arena, caplog, name):
     runner.run(scene())
 
 
-def test_token_used_by_many_at_once_serves_one(runner, arena):
+def test_a_token_used_concurrently_enrols_one_device(runner, arena):
     """Twenty devices with the same token: one certificate, nineteen refusals."""
 
     async def scene():
@@ -571,7 +571,7 @@ def test_names_in_a_certificate_request_are_ignored(runner, arena):
     runner.run(scene())
 
 
-def test_strangers_cannot_fill_the_ledger(runner, arena, monkeypatch):
+def test_unauthenticated_peers_cannot_fill_the_ledger(runner, arena, monkeypatch):
     """Only the newest refusals are kept."""
     monkeypatch.setattr(refusals, "KEPT_REFUSALS", 5)
 

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(REASON), reason=REASON)]
 NOTICED_S = 120.0
 
 
-def test_both_sides_notice_that_the_network_is_gone(tmp_path):
+def test_both_sides_notice_the_loss_of_the_network(tmp_path):
     """An idle connection is cut: the server counts one device less, the device logs the loss."""
     with Field(tmp_path, seed=2) as field:
         stage, log = field.stage, field.stage.devices["far"].log

@@ -114,7 +114,7 @@ def test_wrong_settings_are_named(look, device):
     assert "route" not in found
 
 
-def test_without_settings_the_doctor_says_how_to_enrol(look, tmp_path):
+def test_without_settings_the_doctor_shows_how_to_enrol(look, tmp_path):
     assert "fedloom client enroll" in look(tmp_path / "none.toml")["settings"].said
 
 

@@ -174,7 +174,7 @@ def test_a_loaders_collate_function_is_used():
     assert _same(_trained(_task(), data=loader), _trained(_task(), data=(2 * x, y)))
 
 
-def test_fedprox_pulls_towards_what_was_received():
+def test_fedprox_pulls_towards_the_received_model():
     """One step equals the formula; a larger mu stays closer (Li et al. 2020)."""
     model = nn.Linear(3, 2)
     start = _params(model)

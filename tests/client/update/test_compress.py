@@ -127,7 +127,7 @@ def test_float64_tensors_are_not_encoded():
     assert not any(done.memory.values())
 
 
-def test_without_error_feedback_nothing_is_remembered():
+def test_without_error_feedback_there_is_no_memory():
     how = Scheme(codec=scheme({"name": "int8"}).codec, error_feedback=False)
     done = compress(how, [part("full", np.random.default_rng(1))], MANIFEST, 1, {})
     assert not any(done.memory.values())

@@ -76,7 +76,7 @@ def test_the_pinned_root_is_fetched(tmp_path, authority, bundle, host):
     assert root == authority.root_pem
 
 
-def test_another_pin_is_refused_with_what_to_check(tmp_path, bundle):
+def test_another_pin_is_refused_with_advice(tmp_path, bundle):
     with (
         _tls(tmp_path, bundle.key_pem, bundle.chain_pem) as port,
         pytest.raises(Refusal, match=r"in between poses as it.*Check that host and port") as caught,

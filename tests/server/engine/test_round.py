@@ -159,7 +159,7 @@ def test_a_member_that_dropped_out_is_replaced(event, phase):
     assert round_.handle(Attended("a"), 2.0) == []
 
 
-def test_a_free_place_goes_to_the_next_client_that_attends():
+def test_a_free_place_goes_to_the_next_client_that_connects():
     round_ = opened()
     assert round_.handle(ClientFailed("a"), 1.0) == []
     assert round_.handle(Attended("z"), 2.0) == [Recruited("z"), Offer("z")]
@@ -379,7 +379,7 @@ def test_a_pause_moves_the_deadline_and_patience():
     assert round_.wake_at == 140.0
 
 
-def test_a_member_that_leaves_in_a_pause_has_its_whole_patience_after_it():
+def test_a_member_that_leaves_in_a_pause_has_its_whole_grace_period():
     round_ = opened()
     round_.handle(Pause(), 10.0)
     round_.handle(Left("a"), 40.0)
@@ -423,7 +423,7 @@ def test_a_pause_does_not_nest():
         round_.handle(Pause(), 2.0)
 
 
-def test_abort_withdraws_from_everyone_at_work():
+def test_abort_withdraws_all_open_tasks():
     """With the operator's reason."""
     round_ = opened()
     round_.handle(UpdateAccepted("a"), 1.0)

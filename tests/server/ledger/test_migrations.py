@@ -105,7 +105,7 @@ def test_a_step_that_fails_leaves_the_old_ledger(old, monkeypatch):
     assert [p.round for p in Ledger.in_directory(old).points("digits")] == [0, 1, 2]
 
 
-def test_a_newer_ledger_is_refused_with_what_to_do(old):
+def test_a_newer_ledger_is_refused_with_advice(old):
     Ledger.in_directory(old).close()
     with sqlite3.connect(old / "ledger.sqlite") as database:
         database.execute("UPDATE schema_version SET version = 99")
