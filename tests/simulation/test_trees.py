@@ -1,6 +1,7 @@
 """Federated XGBoost in ordinary rounds: simulated, over the wire, better than each client alone."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +21,18 @@ EXAMPLE = Path(__file__).parents[2] / "simulations" / "examples" / "trees.py"
 SETTINGS = {"objective": "multi:softprob", "num_class": CLASSES, "max_depth": 2}
 
 
+def _client(name, *, data):
+    mine = data.shards[data.names.index(name)]
+    return TreeClient(data.examples.x[mine], data.examples.y[mine], SETTINGS)
+
+
 def _experiment(names=3, rounds=2, workers=1):
+    """An experiment that client processes can be spawned with."""
     data = population(sizes=(20, 30, 25)[:names])
-    shards = dict(zip(data.names, data.shards, strict=True))
-
-    def client(name):
-        mine = shards[name]
-        return TreeClient(data.examples.x[mine], data.examples.y[mine], SETTINGS)
-
     return Experiment(
         population=data,
-        model=lambda: TreeModel(data.names, rounds, SETTINGS),
-        client=client,
+        model=partial(TreeModel, data.names, rounds, SETTINGS),
+        client=partial(_client, data=data),
         spec=run_spec(
             {
                 "rounds": rounds,
