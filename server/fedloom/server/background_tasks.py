@@ -2,6 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class BackgroundTasks:
@@ -26,3 +29,13 @@ class BackgroundTasks:
         """Wait until every task has ended, whatever its result."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+
+
+async def to_the_end(work: Awaitable[T]) -> T:
+    """Await work that runs to its end even if the caller is cancelled.
+
+    Nobody reads its error then; without the callback asyncio would log it as never retrieved.
+    """
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    return await asyncio.shield(task)

@@ -22,6 +22,7 @@ from fedloom.protocol.transport import methods
 from fedloom.protocol.updates.body import BodyChecker
 from fedloom.protocol.updates.header import PlannedPart, header_limit_bytes
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.background_tasks import to_the_end
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named
 from fedloom.server.fleet.context import FleetContext
@@ -223,7 +224,7 @@ class Uploads:
             evaluation=metrics_of(header.evaluation),
         )
         # If the caller disconnects now, the round must still learn of the committed row.
-        return await asyncio.shield(asyncio.ensure_future(driver.accept(update)))
+        return await to_the_end(driver.accept(update))
 
 
 def _check_length(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> None:

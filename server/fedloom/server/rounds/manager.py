@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from fedloom.protocol.errors import Code, FedloomError, Refusal, UsageError
+from fedloom.server.background_tasks import to_the_end
 from fedloom.server.engine import RunState
 from fedloom.server.ledger import Point, require_run
 from fedloom.server.ledger.rows import RunRow
@@ -188,7 +189,7 @@ class Runs:
         driver = self._drivers.get(run)
         if driver is not None and run not in self._forgetting:
             # The caller may disconnect; the driver must not miss the change in the ledger.
-            await asyncio.shield(asyncio.ensure_future(driver.roll_back(point)))
+            await to_the_end(driver.roll_back(point))
         else:
             if run in self._forgetting:
                 await self._forgetting[run]
