@@ -84,10 +84,13 @@ class EnrolmentService:
             )  # fmt: skip
             server.meters.refusals.labels(ENROLMENT, refusal.code.value).inc()
             await server.in_ledger(server.ledger.add_refusal, caller.name, "", 0, refusal)
-            who, record = caller.name, server.audit_log.record_limited
-            detail = {"code": str(refusal.code), "reason": printable(str(refusal)), "what": what}
-            detail["address"] = printable(context.peer(), 64)
-            await record(who, "enrolment", "client.enrol.refused", who, detail)
+            detail = {
+                "code": str(refusal.code), "reason": printable(str(refusal)), "what": what,
+                "address": printable(context.peer(), 64),
+            }  # fmt: skip
+            await server.audit_log.record_limited(
+                caller.name, "enrolment", "client.enrol.refused", caller.name, detail
+            )
             await abort(context, refusal)
         raise AssertionError("aborted")
 

@@ -6,7 +6,7 @@ data", Algorithm 1, ClientUpdate.
 Invariant: one client's examples are gathered at a time, so memory does not grow with clients.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, TypeAlias
 
@@ -120,7 +120,7 @@ class OnModel:
         return Measurement(num_examples=totals.num_examples, metrics=totals.metrics())
 
 
-class OneByOne(OnModel):
+class OneByOne(OnModel, ABC):
     """Trains one client after another; subclasses define how."""
 
     @abstractmethod
