@@ -1,11 +1,11 @@
 """Codecs by name, for settings from text or from the wire."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 from fedloom.protocol.codecs.base import Codec
 from fedloom.strategies.lazy_imports import Registry
-from fedloom.strategies.setting_checks import check_settings, lookup
+from fedloom.strategies.setting_checks import annotations, check_settings, lookup
 
 CODECS: Final[Mapping[str, Callable[..., Codec]]] = Registry("fedloom.protocol.codecs", "codec")
 
@@ -26,7 +26,7 @@ def codec(name: str, settings: Mapping[str, object] | None = None, *, table: str
         ValueError: the name or a setting is unknown, missing, or out of range.
     """
     build: Any = lookup("a codec", name, CODECS)
-    hints = get_type_hints(build)
+    hints = annotations(build)
     given = {n: _typed(hints.get(n), value) for n, value in (settings or {}).items()}
     check_settings(build, given, owner=name, table=table)
     made: Codec = build(**given)

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.settings.tables import subtable, typed
 from fedloom.protocol.settings.toml import text_of
-from fedloom.strategies.setting_checks import alternatives, hint, in_words
+from fedloom.strategies.setting_checks import alternatives, annotations, hint, in_words
 
 PREFIX = "FEDLOOM_"
 
@@ -91,7 +91,7 @@ def declared(kind: type) -> tuple[Setting, ...]:
 
 
 def _declared(kind: type, table: str) -> Iterator[Setting]:
-    hints = typing.get_type_hints(kind)
+    hints = annotations(kind)
     for item in dataclasses.fields(kind):
         if (inner := _table_class(hints[item.name])) is not None:
             yield from _declared(inner, item.name)
@@ -118,7 +118,7 @@ def build(kind: type[T], values: Values, table: str = "") -> T:
         UsageError: a required setting is missing, or the class refuses the values.
     """
     given: dict[str, Any] = {}
-    for name, hinted in typing.get_type_hints(kind).items():
+    for name, hinted in annotations(cast("type", kind)).items():
         inner = _table_class(hinted)
         if inner is None:
             if name in values:
@@ -151,7 +151,7 @@ def from_table(kind: type, document: Mapping[str, Any]) -> dict[str, Any]:
     """
     known = {s.key: s for s in declared(kind)}
     tables = {s.table for s in known.values()} - {""}
-    optional = {n for n, h in typing.get_type_hints(kind).items() if type(None) in alternatives(h)}
+    optional = {n for n, h in annotations(kind).items() if type(None) in alternatives(h)}
     _check_names(document, "", known, tables)
     values: dict[str, Any] = {}
     for name, value in document.items():
