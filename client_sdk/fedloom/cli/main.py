@@ -122,7 +122,6 @@ class Root(LazyGroup):
 
 
 def _report(ctx: click.Context, error: Exception) -> NoReturn:
-    """Print an error and exit with its code."""
     if isinstance(error, click.ClickException):
         if not ctx.meta.get(JSON):
             raise error

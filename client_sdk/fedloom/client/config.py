@@ -73,7 +73,6 @@ class ClientConfig:
     )
 
     def __post_init__(self) -> None:
-        """Check addresses, and values that depend on each other."""
         host = _host("server", self.server)
         if self.enrolment:
             _host("enrolment", self.enrolment)
@@ -88,7 +87,6 @@ class ClientConfig:
 
 
 def _host(name: str, address: str) -> str:
-    """Return the host of an address, host:port."""
     host, _, port = address.rpartition(":")
     is_port = port.isascii() and port.isdigit() and 0 < int(port) <= 65535
     if not host or not is_port or "/" in host or any(map(str.isspace, host)):

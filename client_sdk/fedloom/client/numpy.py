@@ -114,7 +114,6 @@ class _NumpyClient(Client):
         return self._held_out is not None and len(self._held_out) > 0
 
     def _examples(self) -> Shard:
-        """The examples to train on in this task."""
         return some(self._shard.fixed())
 
     def evaluate(self, params: Params, task: Task) -> tuple[int, Metrics]:  # noqa: ARG002 - as asked

@@ -64,11 +64,7 @@ class Promotion:
 
 
 class PromotedModels:
-    """The promoted models stored on this device.
-
-    Args:
-        state_dir: of the client.
-    """
+    """The promoted models stored on this device."""
 
     def __init__(self, state_dir: Path) -> None:
         self._folder = private_directory(state_dir / FOLDER)

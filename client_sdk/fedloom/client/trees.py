@@ -181,7 +181,6 @@ def _is_filled(trees: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def _packed(grown: Any, boosted_before: int) -> bytes:
-    """The bytes of the trees of a booster's last rounds."""
     model = _model_of(_learner(grown))
     indptr = model["iteration_indptr"]
     first = indptr[boosted_before]

@@ -130,12 +130,6 @@ class TaskDescription:
 
 
 def task_seed(seed: int, number: int, client: str) -> int:
-    """Return the seed of a client's randomness in a round; it depends on nothing else.
-
-    Args:
-        seed: of the run.
-        number: of the round.
-        client: the client's name.
-    """
+    """Return the seed of a client's randomness in a round; it depends on nothing else."""
     text = f"{seed}\0{number}\0{client}".encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1

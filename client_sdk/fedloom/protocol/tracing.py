@@ -41,7 +41,6 @@ class Tracing:
     )
 
     def __post_init__(self) -> None:
-        """Check the URL."""
         check_endpoint(self.endpoint)
 
 

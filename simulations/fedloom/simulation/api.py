@@ -96,12 +96,7 @@ def simulate(
 
 
 def spent(spec: RunSpec, trained: int) -> tuple[str, ...]:
-    """Lines with the privacy claim of a run after `trained` rounds; empty without privacy.
-
-    Args:
-        spec: of the run.
-        trained: training rounds committed.
-    """
+    """Lines with the privacy claim of a run after `trained` rounds; empty without privacy."""
     plan = spec.privacy_plan()
     if plan is None:
         return ()

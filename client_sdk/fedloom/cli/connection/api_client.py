@@ -222,13 +222,10 @@ class _Elsewhere:
 
     @property
     def sock(self) -> socket.socket | None:
-        """The open socket, if any."""
         return self._inner.sock
 
 
 class _Connection:
-    """One request and its response."""
-
     def __init__(self, transport: _Beside | _Elsewhere) -> None:
         self._transport = transport
 
@@ -298,7 +295,6 @@ _KINDS: dict[str, type[FedloomError]] = {
 
 
 def _error(status: int, text: bytes) -> FedloomError:
-    """The error in a server's response."""
     try:
         error = json.loads(text)["error"]
         message, kind, code = str(error["message"]), error["kind"], error["code"]

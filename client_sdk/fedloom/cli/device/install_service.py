@@ -154,7 +154,6 @@ def _absolute(code: str) -> str:
 
 
 def _unit(code: str, config: Path, user: str, *, gpu: bool) -> tuple[Any, list[Path]]:
-    """The unit for a device, and the files that the user must own."""
     from fedloom.cli.device.systemd_unit import Unit  # noqa: PLC0415
     from fedloom.client.config import load  # noqa: PLC0415 - it imports grpc
 

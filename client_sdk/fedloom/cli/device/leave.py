@@ -78,7 +78,6 @@ def _no_agent(state_dir: Path, unless_missing: str = "") -> AbstractContextManag
 
 
 def _confirm(server: str, state_dir: Path, keep_log: bool) -> None:
-    """Print the consequence and ask for confirmation."""
     if wants_json():
         raise click.UsageError("--json needs --yes, because it cannot ask.")
     journal = "" if keep_log else ", and the journal"

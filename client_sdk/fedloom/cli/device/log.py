@@ -67,8 +67,6 @@ def log(config: Path, last: int, follow: bool) -> None:
 
 
 class _Lines:
-    """Prints entries under a heading per day."""
-
     def __init__(self) -> None:
         self._day = ""
 

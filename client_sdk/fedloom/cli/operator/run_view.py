@@ -17,12 +17,7 @@ ROWS = 15
 
 
 def watch(control: Control, run: str) -> dict[str, Any]:
-    """Show a run until it ends; return its final state.
-
-    Args:
-        control: the server.
-        run: id.
-    """
+    """Show a run until it ends; return its final state."""
     ended: dict[str, Any] = watching.watch(
         control,
         lambda: control.get("runs", run),
@@ -149,13 +144,11 @@ def _open_round(live: dict[str, Any], found: dict[str, Any]) -> RenderableType:
 
 
 def _losses(now: dict[str, Any]) -> str:
-    """The mean loss of the clients that report one."""
     losses = [told["loss"] for told in now["progress"].values() if told["loss"] is not None]
     return f" (loss {sum(losses) / len(losses):.3g})" if losses else ""
 
 
 def _updates(round_: dict[str, Any]) -> str:
-    """How many updates counted, and their mean staleness, if any."""
     behind = round_.get("staleness", 0.0)
     return f"{round_['accepted']} ({behind:.1f} behind)" if behind else str(round_["accepted"])
 

@@ -146,7 +146,6 @@ def remove(name: str, directory: Path) -> None:
 
 
 def _password(file: Path | None) -> str:
-    """The password from the prompt, or the first line of a file."""
     if file is None:
         return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
     if str(file) == "-":

@@ -89,7 +89,6 @@ class ModelDownloads:
             self._refused(offer.key, f"{what} The whole model is downloaded instead.")
 
     async def _fetch(self, model: fleet_pb2.ModelRef) -> None:
-        """Download a model; retry while the network fails."""
         mismatches = 0
 
         async def attempt() -> None:

@@ -133,7 +133,6 @@ class TaskQueue:
                 await self._decline(key, Objection(why))
 
     def _refused(self, key: fleet_pb2.TaskKey, what: str) -> None:
-        """Log and journal something from the server that was rejected."""
         log.warning("refused %s", what)
         here = self._connection
         self._store.journal.note(
@@ -188,7 +187,6 @@ class TaskQueue:
         await self._reply(offer.key)
 
     def _is_running(self, key: TaskId) -> bool:
-        """Whether a task is running and was not withdrawn."""
         return key in self._tasks and not self._tasks[key].dropped
 
     async def _objection(self, key: TaskId, offer: fleet_pb2.Task) -> Objection | None:
@@ -258,7 +256,6 @@ class TaskQueue:
             log.warning("files of round %d of %s could not be removed: %s", key[1], key[0], error)
 
     def _settle(self, key: TaskId) -> None:
-        """Mark a round as answered and remove its files."""
         self._replay_guard.settle(*key)
         self._drop(key)
 

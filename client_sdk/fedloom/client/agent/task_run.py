@@ -47,10 +47,6 @@ _WORTH_TRIMMING_BYTES = 4 << 20
 def task_from_message(message: fleet_pb2.Task, client: str = "") -> Task:
     """Return a task as the author's code sees it.
 
-    Args:
-        message: the offer.
-        client: this client's name.
-
     Raises:
         UsageError: this version of the client knows no such kind, weighting, rule or codec.
     """
@@ -272,13 +268,11 @@ class TaskRun:
         return settled
 
     def _check_any_may_leave(self, path: Path) -> None:
-        """Refuse to train if no tensor may leave."""
         names = self.task.tensors(read_manifest(path).specs)
         if not any(map(self.policy.may_leave, names)):
             raise PolicyError("the device's policy keeps every tensor of this model here.")
 
     def _allowed(self, settled: RuleOutput) -> RuleOutput:
-        """The parts that may leave."""
         parts = [part for part in settled.parts if self.policy.may_leave(part.tensor)]
         if settled.parts and not parts:
             raise PolicyError("the device's policy keeps every tensor of this update here.")

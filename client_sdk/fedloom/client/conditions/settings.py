@@ -73,7 +73,6 @@ class Conditions:
     )
 
     def __post_init__(self) -> None:
-        """Check windows and names of probes."""
         for text in self.windows:
             TimeWindow.parse(text)
         for name in self.probes:

@@ -35,7 +35,7 @@ class Shard(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of examples, N."""
+        """Number of examples."""
 
     @abstractmethod
     def take(self, indices: Indices) -> Batch:
@@ -50,7 +50,6 @@ class Shard(ABC):
         return self
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """One example: its input and its target."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"Expected an index below {len(self)}, got {index}.")
         x, y = self.take(np.array([index % len(self)]))

@@ -100,7 +100,6 @@ class ExampleStore:
         return {n: v for n, v in vars(self).items() if n not in ("_lock", "_connection")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore without a connection."""
         vars(self).update(state, _lock=threading.Lock(), _connection=None)
 
     def append(self, x: Any, y: Any) -> None:

@@ -119,7 +119,6 @@ def shard_of(
 
 
 def _numbering(classes: Sequence[Any] | None) -> Callable[[NDArray[Any], str, str], NDArray[Any]]:
-    """A function that converts a label's cells to targets."""
     if classes is None:
         return numbers
     known = {str(value): number for number, value in enumerate(classes)}

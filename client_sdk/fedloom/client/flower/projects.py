@@ -37,7 +37,6 @@ def config_of(code: str) -> dict[str, Any]:
 
 
 def _app(path: Path) -> Mapping[str, Any] | None:
-    """The table `[tool.flwr.app]`."""
     document = toml.read_optional(path, "the app's project")
     if document is None:
         return None

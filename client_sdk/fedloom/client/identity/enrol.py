@@ -65,7 +65,6 @@ def _check_new(config: Path) -> None:
 
 
 def _check_writable(config: Path) -> None:
-    """Check that the identity and the settings can be written."""
     try:
         config.parent.mkdir(parents=True, exist_ok=True)
         ClientStore(config.parent / STATE).make_room()
@@ -82,7 +81,6 @@ def _check_writable(config: Path) -> None:
 def _keep(
     config: Path, key_pem: bytes, issued: enrolment_pb2.IssuedCertificate, server: str
 ) -> None:
-    """Write the identity, then the settings that refer to it."""
     store = ClientStore(config.parent / STATE)
     if len(issued.signing_key) != KEY_BYTES:
         raise IntegrityError(

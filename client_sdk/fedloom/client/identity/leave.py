@@ -52,11 +52,7 @@ class LeaveNotice:
 
 
 async def notify_server(config: ClientConfig) -> LeaveNotice:
-    """Notify the server that this client leaves.
-
-    Args:
-        config: of the client.
-    """
+    """Notify the server that this client leaves."""
     if config.plaintext or not (config.state_dir / "identity.pem").exists():
         return LeaveNotice(True)  # no certificate to revoke
     connection = Connection(config, ClientStore(config.state_dir))
@@ -83,10 +79,6 @@ def _answer(error: FedloomError) -> LeaveNotice:
 
 def wipe(state_dir: Path, *, keep_log: bool = False) -> list[Path]:
     """Remove a client's files; missing files are no error.
-
-    Args:
-        state_dir: of the client.
-        keep_log: keep the journal.
 
     Returns:
         Other files in the folder, which were not removed.
@@ -116,7 +108,6 @@ def wipe(state_dir: Path, *, keep_log: bool = False) -> list[Path]:
 
 
 def _overwrite(path: Path) -> None:
-    """Overwrite a file with random bytes."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
     except OSError:

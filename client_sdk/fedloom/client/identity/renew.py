@@ -130,7 +130,6 @@ class Renewal:
             await self._ask(method, request, self.enrolment)
 
     async def _ask(self, method: Any, request: Callable[[bytes], Message], server: str) -> None:
-        """Request a certificate for a new key, and store both."""
         try:
             self.store.make_room()  # before the server issues a certificate
         except OSError as error:

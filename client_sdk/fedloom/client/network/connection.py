@@ -62,10 +62,6 @@ def unreadable(server: str) -> UnreadableError:
 class Connection:
     """How one client reaches its server.
 
-    Args:
-        config: of the client.
-        store: holds its identity.
-
     Attributes:
         name: of the client, from its certificate.
         trust: verifies what the server signs; None without TLS.

@@ -21,11 +21,7 @@ FILE = "answered.json"
 
 
 class ReplayGuard:
-    """The last answered round of each run, kept across restarts.
-
-    Args:
-        directory: of the client's state.
-    """
+    """The last answered round of each run, kept across restarts."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE

@@ -25,10 +25,6 @@ log = logging.getLogger(__name__)
 class Trust:
     """A client's view of the federation's signing key.
 
-    Args:
-        store: of the key.
-        me: this client, by its certificate.
-
     Attributes:
         verifier: of the server's signatures.
     """

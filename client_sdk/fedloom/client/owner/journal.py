@@ -180,12 +180,7 @@ def parse(line: bytes) -> Entry | None:
 
 
 def follow(directory: Path, *, every_s: float = 0.5) -> Iterator[Entry | None]:
-    """New entries as they are written; None after each check without one. Never ends.
-
-    Args:
-        directory: of the client's state.
-        every_s: seconds between two checks.
-    """
+    """New entries as they are written; None after each check without one. Never ends."""
     path, handle, rest = directory / "journal.jsonl", -1, b""
     begun = False
     while True:

@@ -80,7 +80,6 @@ class Protection:
     )
 
     def __post_init__(self) -> None:
-        """Check that noise has the norm that it is relative to."""
         if self.noise and not self.clip_norm:
             raise UsageError("Expected privacy.clip_norm > 0 with privacy.noise, got 0.")
 

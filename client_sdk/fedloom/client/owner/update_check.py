@@ -28,12 +28,6 @@ def check_leaving(
 ) -> None:
     """Check that an update may leave.
 
-    Args:
-        policy: the owner's.
-        offer: of its task.
-        header: of the update.
-        body: file of the update's body.
-
     Raises:
         PolicyError: it may not; the message gives the reason.
     """

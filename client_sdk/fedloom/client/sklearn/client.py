@@ -61,13 +61,7 @@ def sklearn_client(
 
 
 class LinearClient(Client):
-    """Trains and evaluates a linear model; `sklearn_client` makes one.
-
-    Args:
-        family: of the estimator.
-        shard: for training.
-        held_out: for evaluation.
-    """
+    """Trains and evaluates a linear model; `sklearn_client` makes one."""
 
     def __init__(self, family: Family, shard: Shard, held_out: Shard | None) -> None:
         self._family, self._shard, self._held_out = family, shard, held_out

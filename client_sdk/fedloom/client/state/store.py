@@ -345,11 +345,7 @@ class ClientStore:
         self.body_path(run, number).unlink(missing_ok=True)
 
     def remove_other_rounds(self, tasks: Iterable[tuple[str, int]]) -> None:
-        """Remove updates and checkpoints of all rounds but these.
-
-        Args:
-            tasks: run and round of each.
-        """
+        """Remove updates and checkpoints of all rounds but these."""
         keep = tuple(f"{run}.{number}." for run, number in tasks)
         self._drop_checkpoints(keep)
         for path in self._outbox.iterdir():

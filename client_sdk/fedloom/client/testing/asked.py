@@ -106,7 +106,6 @@ class RunSettings:
         return run
 
     def _weighted(self) -> "RunSettings":
-        """The run with the strategy's default weighting."""
         try:
             takes = getattr(self.built(), "weightings", WEIGHTINGS)
         except (TypeError, ValueError, KeyError) as error:

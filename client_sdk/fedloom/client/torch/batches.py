@@ -79,8 +79,6 @@ class _Items:
 
 
 class _OfShard:
-    """Examples of a shard, converted to tensors."""
-
     def __init__(self, shard: Shard) -> None:
         self._whole = self._shard = shard
 

@@ -189,7 +189,6 @@ def _compare(got: Any, wanted: Any, kind: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress progress and warnings of the exporters."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

@@ -104,7 +104,6 @@ class MetricSums:
         self.num_examples, self._correct, self._targets = map(int, (num_examples, correct, targets))
 
     def _sum(self) -> None:
-        """Add the kept batches to the sums."""
         if self._losses:
             losses = torch.stack(self._losses).double()
             self._loss = self._loss + (losses * losses.new_tensor(self._sizes)).sum()
@@ -115,7 +114,6 @@ class MetricSums:
 
 
 def _joined(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Join batches with examples of the same shape."""
     for _, alike in itertools.groupby(pairs, key=lambda pair: pair[0].shape[1:]):
         outputs, targets = zip(*alike, strict=True)
         yield torch.cat(outputs), torch.cat(targets)

@@ -58,7 +58,6 @@ class _Within(io.FileIO):
         self.failed: OSError | None = None
 
     def write(self, data: "Buffer", /) -> int:
-        """Write bytes, up to the limit."""
         if self.tell() + memoryview(data).nbytes > self._most:
             self.failed = OSError(errno.ENOSPC, "it exceeds budgets.disk_mb")
             raise self.failed

@@ -273,7 +273,6 @@ _Made: TypeAlias = tuple[Mapping[str, Values], Mapping[str, Values]]
 def _made(
     rule: ClientRule, part: TensorPart, local: RuleContext, work: LocalWork, scratch: Scratch | None
 ) -> _Made:
-    """Apply a rule to one tensor."""
     if scratch is not None and rule.elementwise and part.values.size:
         return _made_by_pieces(rule, part, local, work, scratch)
     received, memory = local.slots_of(rule, part.tensor, part.values.shape)

@@ -29,11 +29,6 @@ def stream(seed: int, group: str, tensor: str) -> int:
 
     >>> stream(7, "delta", "w")
     5044686545701994213
-
-    Args:
-        seed: of the task.
-        group: of the tensor.
-        tensor: its name.
     """
     text = f"{seed}\0{group}\0{tensor}".encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")

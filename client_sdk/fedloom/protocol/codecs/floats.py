@@ -48,11 +48,9 @@ class _Halved:
     dtype: ClassVar[str]
 
     def settings(self) -> dict[str, float]:
-        """Return no settings."""
         return {}
 
     def applies(self, shape: Shape) -> bool:
-        """Return whether there is anything to encode."""
         return size_of(shape) > 0
 
     def size_bytes(self, shape: Shape) -> int:
@@ -64,7 +62,6 @@ class _Halved:
         raise NotImplementedError
 
     def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Check the size."""
         expect("values", arrays["values"], (self.dtype,), (size_of(shape),))
 
     def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Widener":  # noqa: ARG002 - the protocol's
@@ -72,7 +69,6 @@ class _Halved:
         return _Widener(self)
 
     def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> "_Decoder":  # noqa: ARG002 - the protocol's
-        """Return a decoder."""
         return _Decoder(self, read["values"])
 
 

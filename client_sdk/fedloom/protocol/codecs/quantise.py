@@ -81,15 +81,12 @@ class _Quantised(ABC):
         """Write the values of items that begin and fill rows with these scales [rows]."""
 
     def settings(self) -> dict[str, float]:
-        """Return the block."""
         return {"block": float(self.block)}
 
     def rows(self, shape: Shape) -> int:
-        """Return the number of blocks of a tensor."""
         return -(-size_of(shape) // self.block)
 
     def applies(self, shape: Shape) -> bool:
-        """Return whether encoding makes it smaller."""
         return self.size_bytes(shape) < 4 * size_of(shape)
 
     def size_bytes(self, shape: Shape) -> int:
@@ -118,7 +115,6 @@ class _Quantised(ABC):
         return Encoded({"scales": scales, "codes": codes})
 
     def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Check sizes, which follow from the shape."""
         expect("scales", arrays["scales"], ("F32",), (self.rows(shape),))
         expect("codes", arrays["codes"], (self.dtype,), (self.codes_in(size_of(shape)),))
 
@@ -127,7 +123,6 @@ class _Quantised(ABC):
         return _Inspector(self, shape)
 
     def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> "_Decoder":  # noqa: ARG002 - the protocol's
-        """Return a decoder."""
         return _Decoder(self, shape, read)
 
 

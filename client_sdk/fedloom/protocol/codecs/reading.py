@@ -11,12 +11,7 @@ from fedloom.strategies.exact.lazy_arrays import Pieces, Values
 
 
 class Sequential:
-    """Reads a decoder's values in order, decoding a cache-sized block at a time.
-
-    Args:
-        decoder: of the tensor.
-        size: of the tensor.
-    """
+    """Reads a decoder's values in order, decoding a cache-sized block at a time."""
 
     def __init__(self, decoder: Decoder, size: int) -> None:
         self._decoder = decoder

@@ -62,7 +62,6 @@ class _Sparse:
             raise ValueError(f"Expected fraction below 1, got {self.fraction}.")
 
     def settings(self) -> dict[str, float]:
-        """Return the fraction."""
         return {"fraction": float(self.fraction)}
 
     def kept(self, size: int) -> int:

@@ -102,7 +102,6 @@ def _declared(kind: type, table: str) -> Iterator[Setting]:
 
 
 def _table_class(kind: Any) -> type | None:
-    """The settings class of a table, optional or not."""
     return next((k for k in alternatives(kind) if dataclasses.is_dataclass(k)), None)  # type: ignore[return-value]
 
 

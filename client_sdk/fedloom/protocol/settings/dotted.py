@@ -11,10 +11,6 @@ def dotted(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 
     >>> dict(dotted({"data": {"clients": 8, "by": {"label": True}}, "seed": 1}))
     {'data.clients': 8, 'data.by.label': True, 'seed': 1}
-
-    Args:
-        table: values and tables by name.
-        above: prefix of the names.
     """
     for name, value in table.items():
         if isinstance(value, Mapping):
@@ -28,10 +24,6 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
     >>> merged({"train": {"epochs": 1}}, {"train.epochs": 2, "seed": 7})
     {'train': {'epochs': 2}, 'seed': 7}
-
-    Args:
-        values: settings in nested tables.
-        changes: values by dotted name.
 
     Raises:
         UsageError: a part of a dotted name is not a table.

@@ -26,11 +26,7 @@ def within(where: object) -> Iterator[None]:
 
 @contextmanager
 def usage_errors(prefix: str = "") -> Iterator[None]:
-    """Convert value and type errors of the lower packages into usage errors.
-
-    Args:
-        prefix: of the messages.
-    """
+    """Convert value and type errors of the lower packages into usage errors."""
     try:
         yield
     except (ValueError, TypeError) as error:

@@ -23,8 +23,6 @@ from fedloom.strategies.exact.lazy_arrays import Pieces, Values, pieces_of
 
 
 class _Handle:
-    """An open file, closed with its last reference."""
-
     def __init__(self, number: int) -> None:
         self.number = number
 

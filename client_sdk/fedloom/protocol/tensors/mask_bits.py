@@ -42,12 +42,7 @@ def check_mask_layout(part: PlannedPart, layout: Layout, manifest: Manifest) -> 
 
 
 class MaskChecker:
-    """Counts the bits of an update's masks as they arrive, in chunks of any size.
-
-    Args:
-        planned: parts of the update.
-        manifest: of the model.
-    """
+    """Counts the bits of an update's masks as they arrive, in chunks of any size."""
 
     def __init__(self, planned: Iterable[PlannedPart], manifest: Manifest) -> None:
         self._manifest = manifest

@@ -59,15 +59,7 @@ class Difference:
 
 
 def make(base: Params, new: Params, manifest: Manifest, method: Codec, seed: int) -> Difference:
-    """Encode the difference from the clients' model to the new one, with loss.
-
-    Args:
-        base: the clients' model.
-        new: the new model.
-        manifest: of both.
-        method: the codec.
-        seed: of the round.
-    """
+    """Encode the difference from the clients' model to the new one, with loss."""
     done = Difference()
     listed: list[dict[str, Any]] = []
     for name, old in base.items():
@@ -146,15 +138,6 @@ def _trusting_nothing() -> Iterator[None]:
 
 
 class _Decoded(Pieces):
-    """The values of an encoded tensor.
-
-    Args:
-        method: the codec.
-        encoded: its output.
-        shape: of the tensor.
-        seed: of its randomness.
-    """
-
     def __init__(self, method: Codec, encoded: Encoded, shape: tuple[int, ...], seed: int) -> None:
         self.shape, self.dtype = shape, np.dtype(np.float32)
         self._decoder = method.decoder(shape, seed, held(encoded.arrays))
@@ -169,7 +152,6 @@ class _Decoded(Pieces):
 
 
 def _shaped(values: Values, shape: tuple[int, ...]) -> Values:
-    """Reshape values; their number must match."""
     if not isinstance(values, Pieces):
         return values.reshape(shape)
     if values.size != math.prod(shape):
@@ -213,6 +195,5 @@ def _moved(
 
 
 def _moved_piece(dtype: str, method: Codec, of: list[NDArray[Any]], _start: int) -> NDArray[Any]:
-    """The same for pieces of both."""
     base, change = of
     return _moved(base, change, dtype, method)

@@ -128,9 +128,6 @@ class Signer:
 class Verifier:
     """Checks signatures of a server.
 
-    Args:
-        keys: trusted public keys.
-
     Attributes:
         keys: trusted now; changes when a signature by a newer key was seen.
     """
@@ -140,11 +137,6 @@ class Verifier:
 
     def check(self, purpose: str, payload: bytes, signature: bytes | signing_pb2.Signature) -> None:
         """Check that the federation's key signed this payload for this purpose.
-
-        Args:
-            purpose: of the signature.
-            payload: the signed bytes.
-            signature: serialised or not.
 
         Raises:
             Refusal: BAD_SIGNATURE.

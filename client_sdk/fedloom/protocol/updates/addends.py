@@ -103,7 +103,6 @@ class _Reader:
         self._buffer = np.empty(0, self._dtype)
 
     def seek(self, index: int) -> "_Reader":
-        """Continue with the value at this index."""
         self._position = self._start + index * self._dtype.itemsize
         self._left = self._size - index
         return self

@@ -135,7 +135,6 @@ class BodyChecker:
         self.spent_s += time.perf_counter() - begun
 
     def _feed_head(self, data: memoryview) -> memoryview:
-        """Collect the container's header; return the rest of `data`."""
         if len(self._head) < PREFIX_BYTES:
             wanted = PREFIX_BYTES - len(self._head)
             self._head += data[:wanted]
@@ -222,7 +221,6 @@ class BodyChecker:
 
 
 def _code_checker(planned: Sequence[PlannedPart], layout: Layout) -> CodeChecker | None:
-    """The checker of encoded parts, if there are any."""
     coded = [
         (part.values, part.tensor, part.shape, part.code)
         for part in planned

@@ -130,7 +130,6 @@ class Devices:
                 raise UsageError(f"Expected {name} > 0 of every device, got {values.min():g}.")
 
     def __len__(self) -> int:
-        """Number of clients."""
         return len(self.example_s)
 
     @classmethod
@@ -202,8 +201,6 @@ class Devices:
 
 
 class _Settings:
-    """Reads one table."""
-
     def __init__(self, table: Mapping[str, Any], clients: int, seed: int, folder: Path) -> None:
         self._table, self._clients, self._seed, self._folder = table, clients, seed, folder
         self._trace = subtable(table, "trace", "devices")

@@ -35,7 +35,6 @@ class Examples:
             )
 
     def __len__(self) -> int:
-        """Number of examples."""
         return len(self.y)
 
 
@@ -85,7 +84,6 @@ class Population:
                 )
 
     def __len__(self) -> int:
-        """Number of clients."""
         return len(self.names)
 
     @property

@@ -96,7 +96,6 @@ def play(
 
 
 def _link(processes: LocalProcesses) -> str:
-    """A link that logs in to the console, once."""
     link: str = Control(processes.server).post("login-links", body={"scope": "admin"})["url"]
     return link
 
@@ -130,7 +129,6 @@ def _show_console(processes: LocalProcesses, address: str, console: Console, *, 
 
 
 def _start_clients(processes: LocalProcesses, population: Population, server: str) -> None:
-    """Enrol every client with its own token and start its process."""
     files = data.write(population, processes.folder / "shards")
     enrolling = []
     for number, name in enumerate(files):

@@ -168,7 +168,6 @@ def _bar(height: float) -> str:
 
 
 def _rows(state: PanelState, width: int) -> Table:
-    """Rows of the bar of rounds and of a curve for each metric."""
     middle = max(width - _NAME_WIDTH - _VALUE_WIDTH - 2, 4)
     grid = Table.grid(padding=(0, 1))
     grid.add_column(width=_NAME_WIDTH, style="dim", no_wrap=True, overflow="ellipsis")
@@ -192,7 +191,6 @@ def _rows(state: PanelState, width: int) -> Table:
 
 
 def _facts(state: PanelState, width: int) -> Table:
-    """Rows of speed, time and the workers' balance."""
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(width=_NAME_WIDTH, style="dim", no_wrap=True)
     grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")

@@ -191,7 +191,6 @@ def _draw_line(
 
 
 def _finish(axes: Axes, points: Sequence[curves.Point], metric: str, *, virtual: bool) -> None:
-    """Draw axes and legend for these points."""
     low, high = min(x for x, _ in points), max(x for x, _ in points)
     if virtual:
         figures.draw_seconds(axes, high, "virtual time")

@@ -117,8 +117,6 @@ class Progress:
 
 
 class _Surface(Protocol):
-    """The output of a display."""
-
     def round(self, record: RoundRecord, /) -> None:
         """A round has ended."""
 
@@ -155,8 +153,6 @@ class _Terminal:
 
 
 class _Lines:
-    """A line for each round."""
-
     def __init__(self, console: Console, progress: Progress) -> None:
         self._console, self._progress = console, progress
 

@@ -42,7 +42,6 @@ class ExamplePool:
     columns: Sequence[str] = ()
 
     def __len__(self) -> int:
-        """Number of examples."""
         return len(self.examples)
 
     def stream(self, purpose: str, index: int = 0) -> np.random.Generator:

@@ -97,7 +97,6 @@ def _sorted(runs: Sequence[StudyRun], jobs: Sequence[Job]) -> list[StudyRun]:
 
 
 def _measured(measure: Measure, jobs: Sequence[Job], processes: int) -> Iterator[StudyRun]:
-    """Runs as they end."""
     if not processes:
         yield from (_timed(measure, *job) for job in jobs)
         return

@@ -20,8 +20,6 @@ _COLOURS = {FINISHED: "green", FAILED: "red"}
 
 @dataclass(slots=True)
 class _Line:
-    """A running trial."""
-
     parameters: dict[str, Any]
     started_s: float
     rounds: int = 0

@@ -80,9 +80,6 @@ class Expression:
     def value(self, values: Mapping[str, Any]) -> int | float:
         """Compute the value.
 
-        Args:
-            values: a number for each name.
-
         Raises:
             UsageError: a name is missing or not a number, or the result is not finite.
         """

@@ -224,7 +224,6 @@ def _lost(outcome: SweepResult) -> list[TrialRow]:
 
 
 def _usable(outcome: SweepResult) -> list[TrialRow]:
-    """Rows with a value that can be drawn."""
     return [
         row
         for row in outcome.rows
@@ -266,7 +265,6 @@ def _importances(outcome: SweepResult) -> dict[str, float]:
 
 
 def _unit(outcome: SweepResult) -> str:
-    """The label of the objective's axis."""
     objective = outcome.sweep.objective
     return objective.metric if objective.target is None else objective.title
 

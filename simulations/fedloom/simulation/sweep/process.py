@@ -22,12 +22,7 @@ _CHUNK = 1 << 16
 
 
 class TrialProcess:
-    """A running trial.
-
-    Args:
-        order: what to run; see `trial`.
-        log: the file for the output of the process.
-    """
+    """A running trial."""
 
     def __init__(self, order: Mapping[str, Any], log: Path) -> None:
         self.started_s = time.monotonic()

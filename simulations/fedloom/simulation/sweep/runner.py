@@ -128,8 +128,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Running:
-    """A trial that has not ended."""
-
     slot: int
     trial: Trial
     settings: dict[str, Any]
@@ -235,7 +233,6 @@ class Runner:
         self.watcher.advanced(running.slot + 1, running.trained, measured)
 
     def _judge(self, running: _Running, message: dict[str, Any]) -> TrialRow:
-        """The row of a trial, after its last message."""
         value = running.meter.value()
         if "failed" in message:
             state, reason = FAILED, message["failed"]

@@ -40,10 +40,6 @@ _STATES = {FINISHED: TrialState.COMPLETE, PRUNED: TrialState.PRUNED, FAILED: Tri
 class TrialStore:
     """The trials of one sweep, on disk.
 
-    Args:
-        sweep: the search.
-        folder: of `study.journal`.
-
     Raises:
         UsageError: the folder holds a study of another sweep.
     """

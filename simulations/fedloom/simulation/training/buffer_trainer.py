@@ -28,11 +28,7 @@ class Between:
 
 
 class BufferTrainer:
-    """Plays and trains buffers.
-
-    Args:
-        trainer: trains clients.
-    """
+    """Plays and trains buffers."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer

@@ -165,7 +165,6 @@ def _trouble(
 
 
 def _taken(examples: Examples, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-    """A batch of these examples."""
     x, y = (torch.from_numpy(np.ascontiguousarray(a[indices])) for a in (examples.x, examples.y))
     return x, y
 
@@ -179,6 +178,5 @@ def _trying(*, broadcast: Literal["error", "ignore"]) -> Iterator[None]:
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    """Dtype and shape of one example of a batch."""
     kind = str(tensor.dtype).removeprefix("torch.")
     return f"{kind} {list(tensor.shape[1:])}" if tensor.ndim > 1 else kind

@@ -233,7 +233,6 @@ class Simulation:
         return Memory(Path(lent.name)), lent
 
     def _sent(self) -> Params:
-        """The model and the slots sent with it."""
         model = self._training.held
         if not self.worker_setup.received:
             return model
@@ -472,6 +471,5 @@ def settings_digest(experiment: Experiment) -> str:
 
 
 def _staleness(done: Trained, number: int) -> float:
-    """The mean staleness of the accepted updates."""
     stale = [number - origin for origin in done.asked_in.values()]
     return float(np.mean(stale)) if stale else 0.0

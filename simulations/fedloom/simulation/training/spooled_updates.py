@@ -20,12 +20,7 @@ from fedloom.strategies import Key, TensorSpec, Updates
 
 
 class Spooled:
-    """The files of one simulation.
-
-    Args:
-        experiment: to simulate.
-        specs: the tensors that updates may have.
-    """
+    """The files of one simulation."""
 
     def __init__(self, experiment: Experiment, specs: Mapping[Key, TensorSpec]) -> None:
         self._attack = experiment.attack

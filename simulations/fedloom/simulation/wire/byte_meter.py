@@ -41,10 +41,6 @@ def read(path: Path) -> Counts:
 class ByteMeter:
     """Relays connections to one address.
 
-    Args:
-        host: of the server.
-        port: of the server.
-
     Attributes:
         counts: so far.
         open: number of open connections.

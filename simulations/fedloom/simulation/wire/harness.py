@@ -169,7 +169,6 @@ def _check_there(processes: Sequence[Any]) -> None:
 
 
 def _records(status: Mapping[str, Any], spec: RunSpec) -> Iterator[RoundRecord]:
-    """The rounds that have ended, from the run's status."""
     trained, begun = 0, None
     for row in status["rounds"]:
         if row["state"] not in ("committed", "abandoned"):

@@ -12,12 +12,7 @@ from fedloom.strategies import Partial
 
 
 class LocalWorkers:
-    """Trains here, one client after another.
-
-    Args:
-        worker: does the jobs.
-        device: its name, for reports.
-    """
+    """Trains here, one client after another."""
 
     size = 1
 

@@ -38,8 +38,6 @@ MakeWorker = Callable[[int], Worker]
 
 @dataclass(frozen=True, slots=True)
 class _Links:
-    """The connections of a worker's process with the parent."""
-
     pipe: Connection
     model: SharedArrays
     counter: Any

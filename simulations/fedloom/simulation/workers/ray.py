@@ -30,8 +30,6 @@ BATCH_S = 0.2
 
 
 class _Actor:
-    """A worker in a Ray process."""
-
     def __init__(
         self, make: Callable[[int], Worker], number: int, sums: dict[Key, TensorSpec], exponent: int
     ) -> None:
@@ -40,11 +38,9 @@ class _Actor:
         self._partial = self._empty
 
     def where(self) -> str:
-        """The node's address."""
         return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call] # Ray leaves it untyped
 
     def begin(self) -> None:
-        """Start a round's sum."""
         self._partial = Partial(self._empty.specs, self._empty.exponent)
 
     def train(
@@ -58,7 +54,6 @@ class _Actor:
         return reports, time.perf_counter() - begin
 
     def end(self) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-        """The round's sum."""
         return self._partial.arrays()
 
     def evaluate(self, params: Params, ranges: list[tuple[int, int]]) -> list[Measurement]:
@@ -146,7 +141,6 @@ class RayCrew:
     def _hand(
         self, number: int, model: Any, task: RoundTask, waiting: list[list[ClientJob]], done: Yield
     ) -> Any:
-        """Give an actor its next groups."""
         pace = np.mean([r.seconds for r in done.reports[-100:]]) if done.reports else BATCH_S
         most = max(1, -(-len(waiting) // (2 * self.size)))
         count = min(most, max(1, int(BATCH_S / max(float(pace), 1e-6))))

@@ -18,12 +18,7 @@ _ALIGN = 64
 
 
 class SharedArrays:
-    """Named arrays in one block of shared memory.
-
-    Args:
-        context: of the processes.
-        specs: shape and dtype by name.
-    """
+    """Named arrays in one block of shared memory."""
 
     def __init__(self, context: BaseContext, specs: Mapping[str, TensorSpec]) -> None:
         self._places: dict[str, tuple[int, TensorSpec]] = {}
@@ -42,13 +37,7 @@ class SharedArrays:
 
 
 class SharedSum:
-    """A worker's sum, whose integers are in memory shared with the parent.
-
-    Args:
-        context: of the processes.
-        specs: shape and dtype of the sums.
-        exponent: of the run's sums.
-    """
+    """A worker's sum, whose integers are in memory shared with the parent."""
 
     def __init__(
         self, context: BaseContext, specs: Mapping[Key, TensorSpec], exponent: int

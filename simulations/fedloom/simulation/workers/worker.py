@@ -247,8 +247,6 @@ def _as_sent(part: TensorPart, values: NDArray[np.generic] | None) -> TensorPart
 
 @dataclass(frozen=True, slots=True)
 class _Locals:
-    """The rule's context for each job."""
-
     received: Slots
     memory: Memory | None
     personal: Personal
@@ -261,7 +259,6 @@ class _Locals:
 
 
 def _split(params: Params, task: RoundTask) -> tuple[Params, Slots]:
-    """The model, and the slots sent with it."""
     if not task.rule.receives:
         return params, {}
     starts = tuple(f"{slot}/" for slot in task.rule.receives)

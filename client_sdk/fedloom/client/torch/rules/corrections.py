@@ -95,7 +95,6 @@ def _change(grad: Tensor, rule: ClientRule, at: TensorAtStep) -> None:
 
 
 def _rows(at: TensorAtStep, start: int, stop: int) -> TensorAtStep:
-    """Some rows of the values."""
     read = partial(_read, param=at.param, start=start, stop=stop)
     return TensorAtStep(
         param=at.param[start:stop],

@@ -134,7 +134,6 @@ class Mine:
 
     @contextmanager
     def _stream(self) -> Iterator[None]:
-        """Draw random numbers from the personal model's stream."""
         before = random_state(self._device)
         set_random_state(self._random, self._device)
         try:

@@ -78,12 +78,7 @@ class ComparisonRow:
 
 
 def compare(found: Mapping[str, SearchResult], *, unrun: bool = False) -> list[ComparisonRow]:
-    """Rows in the paper's order.
-
-    Args:
-        found: results by the cells' names.
-        unrun: include results that were not run.
-    """
+    """Rows in the paper's order."""
     rows = []
     for published in PUBLISHED:
         name = published.setting.name

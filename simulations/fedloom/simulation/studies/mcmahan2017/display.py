@@ -14,10 +14,6 @@ class SearchDisplay:
     """A progress bar for the running rate, and a line for each finished one.
 
     Without a terminal only the lines are printed.
-
-    Args:
-        console: for output.
-        quiet: show nothing.
     """
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:

@@ -193,7 +193,6 @@ def _bound(cell: RateSearch, attempts: Mapping[int, Attempt], k: int) -> int:
 
 
 def _settings(cell: RateSearch, k: int, engine: Mapping[str, Any]) -> dict[str, Any]:
-    """A rate's experiment."""
     changes = {
         "rounds": ENDLESS,
         "train.learning_rate": grid.value(k),
