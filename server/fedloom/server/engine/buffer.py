@@ -26,32 +26,11 @@ from typing import Any, ClassVar
 
 from fedloom.protocol.errors import Code
 
-from . import steps
+from . import events, steps
 from .clock import AT_ONCE
 from .cohort import Phase
 from .config import BufferConfig
 from .effects import Offer, Opened, RoundEffect, Withdraw
-from .events import (
-    Abort,
-    Attended,
-    BufferEvent,
-    ChangeGoal,
-    ClientFailed,
-    CloseNow,
-    CommitFailed,
-    Committed,
-    Disband,
-    ExtendDeadline,
-    Left,
-    NextBuffer,
-    OfferAccepted,
-    OfferDeclined,
-    Pause,
-    Resume,
-    UpdateAccepted,
-    UpdateRefused,
-    Wake,
-)
 from .round_engine import RoundEngine
 from .selection import Select
 from .states import IGNORE, REFUSE, RoundState, Verdict
@@ -197,11 +176,11 @@ class Buffer(RoundEngine):
 
     # selecting
 
-    def _candidate_came(self, event: Attended) -> list[RoundEffect]:
+    def _candidate_came(self, event: events.Attended) -> list[RoundEffect]:
         self.candidates.add(event.client)
         return self._open_if_ready()
 
-    def _open_if_ready(self, _: Wake | None = None) -> list[RoundEffect]:
+    def _open_if_ready(self, _: events.Wake | None = None) -> list[RoundEffect]:
         config = self.config
         needed = max(min(config.goal, config.concurrency), config.candidates)
         return [] if self.clock.paused or len(self.candidates) < needed else self._open()
@@ -228,19 +207,19 @@ class Buffer(RoundEngine):
 
     # reporting
 
-    def _came(self, event: Attended) -> list[RoundEffect]:
+    def _came(self, event: events.Attended) -> list[RoundEffect]:
         return self._came_in_commit(event) or steps.settle(self)
 
-    def _left(self, event: Left) -> list[RoundEffect]:
+    def _left(self, event: events.Left) -> list[RoundEffect]:
         self._resting.pop(event.client, None)
         return steps.left(self, event)
 
-    def _reported(self, event: UpdateAccepted) -> list[RoundEffect]:
+    def _reported(self, event: events.UpdateAccepted) -> list[RoundEffect]:
         return steps.settle(self) if self.cohort.report(event.client) else []
 
     # closing, and between two buffers
 
-    def _came_in_commit(self, event: Attended) -> list[RoundEffect]:
+    def _came_in_commit(self, event: events.Attended) -> list[RoundEffect]:
         client = event.client
         if self.cohort.is_unfinished(client):
             origin = self._origins[client]
@@ -254,7 +233,7 @@ class Buffer(RoundEngine):
             self.candidates.add(client)
         return []
 
-    def _next(self, event: NextBuffer) -> list[RoundEffect]:
+    def _next(self, event: events.NextBuffer) -> list[RoundEffect]:
         for client in self._resting:
             self.candidates.add(client)
         self._resting = {}
@@ -279,93 +258,84 @@ class Buffer(RoundEngine):
             del self._origins[client]
         return withdrawals
 
-    def _disband(self, event: Disband) -> list[RoundEffect]:
+    def _disband(self, event: events.Disband) -> list[RoundEffect]:
         withdrawals = [] if self.last else steps.withdrawals(self, event.reason)
         self.last = True
         return withdrawals
 
-    TABLE: ClassVar[Mapping[RoundState, Mapping[type[BufferEvent], "BufferAction"]]] = {
+    TABLE: ClassVar[Mapping[RoundState, Mapping[type[events.BufferEvent], "BufferAction"]]] = {
         RoundState.SELECTING: {
-            Attended: _candidate_came,
-            Left: steps.candidate_left,
-            OfferAccepted: IGNORE,
-            OfferDeclined: IGNORE,
-            ClientFailed: IGNORE,
-            UpdateAccepted: IGNORE,
-            UpdateRefused: IGNORE,
-            Wake: _open_if_ready,
-            Pause: steps.pause,
-            Resume: steps.resume,
-            Abort: steps.abort,
-            CloseNow: steps.nothing_to_close,
-            ExtendDeadline: steps.no_deadline,
-            ChangeGoal: REFUSE,
-            Committed: IGNORE,
-            CommitFailed: IGNORE,
-            NextBuffer: IGNORE,
-            Disband: IGNORE,
+            events.Attended: _candidate_came,
+            events.Left: steps.candidate_left,
+            events.OfferAccepted: IGNORE,
+            events.OfferDeclined: IGNORE,
+            events.ClientFailed: IGNORE,
+            events.UpdateAccepted: IGNORE,
+            events.UpdateRefused: IGNORE,
+            events.Wake: _open_if_ready,
+            events.Pause: steps.pause,
+            events.Resume: steps.resume,
+            events.Abort: steps.abort,
+            events.CloseNow: steps.nothing_to_close,
+            events.ExtendDeadline: steps.no_deadline,
+            events.ChangeGoal: REFUSE,
+            events.Committed: IGNORE,
+            events.CommitFailed: IGNORE,
+            events.NextBuffer: IGNORE,
+            events.Disband: IGNORE,
         },
         RoundState.REPORTING: {
-            Attended: _came,
-            Left: _left,
-            OfferAccepted: steps.started,
-            OfferDeclined: steps.ended,
-            ClientFailed: steps.ended,
-            UpdateAccepted: _reported,
-            UpdateRefused: steps.ended,
-            Wake: steps.time_passed,
-            Pause: steps.pause,
-            Resume: steps.resume,
-            Abort: steps.abort,
-            CloseNow: steps.close_now,
-            ExtendDeadline: steps.extend,
-            ChangeGoal: REFUSE,
-            Committed: IGNORE,
-            CommitFailed: IGNORE,
-            NextBuffer: IGNORE,
-            Disband: IGNORE,
+            events.Attended: _came,
+            events.Left: _left,
+            events.OfferAccepted: steps.started,
+            events.OfferDeclined: steps.ended,
+            events.ClientFailed: steps.ended,
+            events.UpdateAccepted: _reported,
+            events.UpdateRefused: steps.ended,
+            events.Wake: steps.time_passed,
+            events.Pause: steps.pause,
+            events.Resume: steps.resume,
+            events.Abort: steps.abort,
+            events.CloseNow: steps.close_now,
+            events.ExtendDeadline: steps.extend,
+            events.ChangeGoal: REFUSE,
+            events.Committed: IGNORE,
+            events.CommitFailed: IGNORE,
+            events.NextBuffer: IGNORE,
+            events.Disband: IGNORE,
         },
         RoundState.CLOSING: {
-            Attended: _came_in_commit,
-            Left: _left,
-            OfferAccepted: steps.started,
-            OfferDeclined: steps.ended_in_commit,
-            ClientFailed: steps.ended_in_commit,
-            UpdateAccepted: steps.reported_in_commit,
-            UpdateRefused: steps.ended_in_commit,
-            Wake: steps.close_again,
-            Pause: IGNORE,  # the run waits; the commit is one step
-            Resume: IGNORE,
-            Abort: REFUSE,
-            CloseNow: REFUSE,
-            ExtendDeadline: REFUSE,
-            ChangeGoal: REFUSE,
-            Committed: steps.committed,
-            CommitFailed: steps.commit_failed,
-            NextBuffer: IGNORE,
-            Disband: IGNORE,
+            events.Attended: _came_in_commit,
+            events.Left: _left,
+            events.OfferAccepted: steps.started,
+            events.OfferDeclined: steps.ended_in_commit,
+            events.ClientFailed: steps.ended_in_commit,
+            events.UpdateAccepted: steps.reported_in_commit,
+            events.UpdateRefused: steps.ended_in_commit,
+            events.Wake: steps.close_again,
+            events.Pause: IGNORE,  # the run waits; the commit is one step
+            events.Resume: IGNORE,
+            events.Abort: REFUSE,
+            events.CloseNow: REFUSE,
+            events.ExtendDeadline: REFUSE,
+            events.ChangeGoal: REFUSE,
+            events.Committed: steps.committed,
+            events.CommitFailed: steps.commit_failed,
+            events.NextBuffer: IGNORE,
+            events.Disband: IGNORE,
         },
         RoundState.COMMITTED: {
-            Attended: _came_in_commit,
-            Left: _left,
-            OfferAccepted: steps.started,
-            OfferDeclined: steps.ended_in_commit,
-            ClientFailed: steps.ended_in_commit,
-            UpdateAccepted: IGNORE,
-            UpdateRefused: steps.ended_in_commit,
-            Wake: IGNORE,
-            Pause: REFUSE,
-            Resume: REFUSE,
-            Abort: REFUSE,
-            CloseNow: REFUSE,
-            ExtendDeadline: REFUSE,
-            ChangeGoal: REFUSE,
-            Committed: IGNORE,
-            CommitFailed: IGNORE,
-            NextBuffer: _next,
-            Disband: _disband,
+            **steps.OVER,
+            events.Attended: _came_in_commit,
+            events.Left: _left,
+            events.OfferAccepted: steps.started,
+            events.OfferDeclined: steps.ended_in_commit,
+            events.ClientFailed: steps.ended_in_commit,
+            events.UpdateRefused: steps.ended_in_commit,
+            events.NextBuffer: _next,
+            events.Disband: _disband,
         },
-        RoundState.ABANDONED: {**steps.OVER, NextBuffer: IGNORE, Disband: IGNORE},
+        RoundState.ABANDONED: {**steps.OVER, events.NextBuffer: IGNORE, events.Disband: IGNORE},
     }
 
 

@@ -18,31 +18,12 @@ from typing import Any, ClassVar
 
 from fedloom.protocol.errors import Code, IntegrityError, UsageError
 
-from . import steps
+from . import events, steps
 from .clock import AT_ONCE
 from .cohort import Phase
 from .config import RoundConfig
 from .effects import Offer, Opened, RoundEffect
 from .errors import OperatorRefused
-from .events import (
-    Abort,
-    Attended,
-    ChangeGoal,
-    ClientFailed,
-    CloseNow,
-    CommitFailed,
-    Committed,
-    ExtendDeadline,
-    Left,
-    OfferAccepted,
-    OfferDeclined,
-    Pause,
-    Resume,
-    RoundEvent,
-    UpdateAccepted,
-    UpdateRefused,
-    Wake,
-)
 from .round_engine import RoundEngine
 from .selection import Select
 from .states import IGNORE, REFUSE, RoundState, Verdict
@@ -142,11 +123,11 @@ class Round(RoundEngine):
 
     # selecting
 
-    def _candidate_came(self, event: Attended) -> list[RoundEffect]:
+    def _candidate_came(self, event: events.Attended) -> list[RoundEffect]:
         self.candidates.add(event.client)
         return self._open_if_ready()
 
-    def _open_if_ready(self, _: Wake | None = None) -> list[RoundEffect]:
+    def _open_if_ready(self, _: events.Wake | None = None) -> list[RoundEffect]:
         config, candidates, clock = self.config, self.candidates, self.clock
         if clock.paused or len(candidates) < max(config.goal, config.candidates):
             return []
@@ -160,7 +141,7 @@ class Round(RoundEngine):
 
     # reporting
 
-    def _came(self, event: Attended) -> list[RoundEffect]:
+    def _came(self, event: events.Attended) -> list[RoundEffect]:
         client = event.client
         if self.cohort.come_back(client):
             return [Offer(client, again=True)]
@@ -169,7 +150,7 @@ class Round(RoundEngine):
         self.candidates.add(client)
         return steps.settle(self)
 
-    def _reported(self, event: UpdateAccepted) -> list[RoundEffect]:
+    def _reported(self, event: events.UpdateAccepted) -> list[RoundEffect]:
         cohort = self.cohort
         if not cohort.report(event.client):
             return []
@@ -191,7 +172,7 @@ class Round(RoundEngine):
 
     # operator
 
-    def _change_goal(self, event: ChangeGoal) -> list[RoundEffect]:
+    def _change_goal(self, event: events.ChangeGoal) -> list[RoundEffect]:
         try:
             config = replace(self.config, goal=event.goal, quorum=event.quorum)
         except UsageError as error:
@@ -201,60 +182,60 @@ class Round(RoundEngine):
             self._places = max(config.goal, min(self._places, config.cohort_size))
         return []
 
-    TABLE: ClassVar[Mapping[RoundState, Mapping[type[RoundEvent], "Action"]]] = {
+    TABLE: ClassVar[Mapping[RoundState, Mapping[type[events.RoundEvent], "Action"]]] = {
         RoundState.SELECTING: {
-            Attended: _candidate_came,
-            Left: steps.candidate_left,
-            OfferAccepted: IGNORE,
-            OfferDeclined: IGNORE,
-            ClientFailed: IGNORE,
-            UpdateAccepted: IGNORE,
-            UpdateRefused: IGNORE,
-            Wake: _open_if_ready,
-            Pause: steps.pause,
-            Resume: steps.resume,
-            Abort: steps.abort,
-            CloseNow: steps.nothing_to_close,
-            ExtendDeadline: steps.no_deadline,
-            ChangeGoal: _change_goal,
-            Committed: IGNORE,
-            CommitFailed: IGNORE,
+            events.Attended: _candidate_came,
+            events.Left: steps.candidate_left,
+            events.OfferAccepted: IGNORE,
+            events.OfferDeclined: IGNORE,
+            events.ClientFailed: IGNORE,
+            events.UpdateAccepted: IGNORE,
+            events.UpdateRefused: IGNORE,
+            events.Wake: _open_if_ready,
+            events.Pause: steps.pause,
+            events.Resume: steps.resume,
+            events.Abort: steps.abort,
+            events.CloseNow: steps.nothing_to_close,
+            events.ExtendDeadline: steps.no_deadline,
+            events.ChangeGoal: _change_goal,
+            events.Committed: IGNORE,
+            events.CommitFailed: IGNORE,
         },
         RoundState.REPORTING: {
-            Attended: _came,
-            Left: steps.left,
-            OfferAccepted: steps.started,
-            OfferDeclined: steps.ended,
-            ClientFailed: steps.ended,
-            UpdateAccepted: _reported,
-            UpdateRefused: steps.ended,
-            Wake: steps.time_passed,
-            Pause: steps.pause,
-            Resume: steps.resume,
-            Abort: steps.abort,
-            CloseNow: steps.close_now,
-            ExtendDeadline: steps.extend,
-            ChangeGoal: _change_goal,
-            Committed: IGNORE,
-            CommitFailed: IGNORE,
+            events.Attended: _came,
+            events.Left: steps.left,
+            events.OfferAccepted: steps.started,
+            events.OfferDeclined: steps.ended,
+            events.ClientFailed: steps.ended,
+            events.UpdateAccepted: _reported,
+            events.UpdateRefused: steps.ended,
+            events.Wake: steps.time_passed,
+            events.Pause: steps.pause,
+            events.Resume: steps.resume,
+            events.Abort: steps.abort,
+            events.CloseNow: steps.close_now,
+            events.ExtendDeadline: steps.extend,
+            events.ChangeGoal: _change_goal,
+            events.Committed: IGNORE,
+            events.CommitFailed: IGNORE,
         },
         RoundState.CLOSING: {
-            Attended: steps.came_too_late,
-            Left: IGNORE,
-            OfferAccepted: IGNORE,
-            OfferDeclined: IGNORE,
-            ClientFailed: IGNORE,
-            UpdateAccepted: steps.reported_in_commit,
-            UpdateRefused: IGNORE,
-            Wake: steps.close_again,
-            Pause: IGNORE,  # the run waits; the commit is one step
-            Resume: IGNORE,
-            Abort: REFUSE,
-            CloseNow: REFUSE,
-            ExtendDeadline: REFUSE,
-            ChangeGoal: REFUSE,
-            Committed: steps.committed,
-            CommitFailed: steps.commit_failed,
+            events.Attended: steps.came_too_late,
+            events.Left: IGNORE,
+            events.OfferAccepted: IGNORE,
+            events.OfferDeclined: IGNORE,
+            events.ClientFailed: IGNORE,
+            events.UpdateAccepted: steps.reported_in_commit,
+            events.UpdateRefused: IGNORE,
+            events.Wake: steps.close_again,
+            events.Pause: IGNORE,  # the run waits; the commit is one step
+            events.Resume: IGNORE,
+            events.Abort: REFUSE,
+            events.CloseNow: REFUSE,
+            events.ExtendDeadline: REFUSE,
+            events.ChangeGoal: REFUSE,
+            events.Committed: steps.committed,
+            events.CommitFailed: steps.commit_failed,
         },
         RoundState.COMMITTED: steps.OVER,
         RoundState.ABANDONED: steps.OVER,

@@ -294,6 +294,17 @@ class Run:
         self._become(state, reason)
         return [AbortRound(reason)] if self.progress.open_kind is not None else []
 
+    _OVER: ClassVar[Mapping[type[RunEvent], "RunAction"]] = {
+        Started: IGNORE,
+        RoundCommitted: _count,
+        RoundAbandoned: _discount,
+        Pause: REFUSE,
+        Resume: REFUSE,
+        Stop: REFUSE,
+        Break: IGNORE,
+        RollBack: REFUSE,
+        RolledBack: IGNORE,
+    }
     TABLE: ClassVar[Mapping[RunState, Mapping[type[RunEvent], "RunAction"]]] = {
         RunState.RUNNING: {
             Started: _started,
@@ -317,39 +328,9 @@ class Run:
             RollBack: _roll_back,
             RolledBack: _rolled_back,
         },
-        RunState.FINISHED: {
-            Started: IGNORE,
-            RoundCommitted: IGNORE,
-            RoundAbandoned: IGNORE,
-            Pause: REFUSE,
-            Resume: REFUSE,
-            Stop: REFUSE,
-            Break: IGNORE,
-            RollBack: REFUSE,
-            RolledBack: IGNORE,
-        },
-        RunState.STOPPED: {
-            Started: IGNORE,
-            RoundCommitted: _count,
-            RoundAbandoned: _discount,
-            Pause: REFUSE,
-            Resume: REFUSE,
-            Stop: REFUSE,
-            Break: IGNORE,
-            RollBack: REFUSE,
-            RolledBack: IGNORE,
-        },
-        RunState.FAILED: {
-            Started: IGNORE,
-            RoundCommitted: _count,
-            RoundAbandoned: _discount,
-            Pause: REFUSE,
-            Resume: REFUSE,
-            Stop: REFUSE,
-            Break: IGNORE,
-            RollBack: REFUSE,
-            RolledBack: IGNORE,
-        },
+        RunState.FINISHED: {**_OVER, RoundCommitted: IGNORE, RoundAbandoned: IGNORE},
+        RunState.STOPPED: _OVER,
+        RunState.FAILED: _OVER,
     }
 
 

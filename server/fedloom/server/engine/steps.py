@@ -8,28 +8,11 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
+from . import events
 from .clock import AT_ONCE
 from .cohort import Phase
 from .effects import Abandon, Close, Recruited, RoundEffect, Withdraw
 from .errors import OperatorRefused
-from .events import (
-    Abort,
-    Attended,
-    ChangeGoal,
-    ClientFailed,
-    CloseNow,
-    CommitFailed,
-    Committed,
-    ExtendDeadline,
-    Left,
-    OfferAccepted,
-    OfferDeclined,
-    Pause,
-    Resume,
-    UpdateAccepted,
-    UpdateRefused,
-    Wake,
-)
 from .round_engine import RoundEngine
 from .states import IGNORE, REFUSE, RoundState
 
@@ -39,16 +22,16 @@ NO_QUORUM = "quorum not reached"
 CLOSED = "the round has closed"
 
 _ENDED: Mapping[type[Any], Phase] = {
-    OfferDeclined: Phase.DECLINED,
-    ClientFailed: Phase.FAILED,
-    UpdateRefused: Phase.REFUSED,
+    events.OfferDeclined: Phase.DECLINED,
+    events.ClientFailed: Phase.FAILED,
+    events.UpdateRefused: Phase.REFUSED,
 }
 
 
 # ---- time ------------------------------------------------------------------------------------
 
 
-def time_passed(engine: RoundEngine, _: Wake) -> list[RoundEffect]:
+def time_passed(engine: RoundEngine, _: events.Wake) -> list[RoundEffect]:
     """Act on the deadline, or on grace periods that have ended."""
     clock, cohort = engine.clock, engine.cohort
     if clock.paused:
@@ -68,13 +51,13 @@ def time_passed(engine: RoundEngine, _: Wake) -> list[RoundEffect]:
 # ---- candidates and members ------------------------------------------------------------------
 
 
-def candidate_left(engine: RoundEngine, event: Left) -> list[RoundEffect]:
+def candidate_left(engine: RoundEngine, event: events.Left) -> list[RoundEffect]:
     """Forget a candidate."""
     engine.candidates.discard(event.client)
     return []
 
 
-def left(engine: RoundEngine, event: Left) -> list[RoundEffect]:
+def left(engine: RoundEngine, event: events.Left) -> list[RoundEffect]:
     """Start the grace period of a member, or forget a candidate."""
     engine.candidates.discard(event.client)
     until = engine.clock.grace_until(engine.config.patience_s)
@@ -82,34 +65,34 @@ def left(engine: RoundEngine, event: Left) -> list[RoundEffect]:
     return []
 
 
-def started(engine: RoundEngine, event: OfferAccepted) -> list[RoundEffect]:
+def started(engine: RoundEngine, event: events.OfferAccepted) -> list[RoundEffect]:
     """Record that a member trains."""
     engine.cohort.start_training(event.client)
     return []
 
 
 def ended(
-    engine: RoundEngine, event: OfferDeclined | ClientFailed | UpdateRefused
+    engine: RoundEngine, event: events.OfferDeclined | events.ClientFailed | events.UpdateRefused
 ) -> list[RoundEffect]:
     """End a member's part without an update; an idle client replaces it."""
     return settle(engine) if engine.cohort.end(event.client, _ENDED[type(event)]) else []
 
 
 def ended_in_commit(
-    engine: RoundEngine, event: OfferDeclined | ClientFailed | UpdateRefused
+    engine: RoundEngine, event: events.OfferDeclined | events.ClientFailed | events.UpdateRefused
 ) -> list[RoundEffect]:
     """End a member's part; nobody is recruited during a commit."""
     engine.cohort.end(event.client, _ENDED[type(event)])
     return []
 
 
-def reported_in_commit(engine: RoundEngine, event: UpdateAccepted) -> list[RoundEffect]:
+def reported_in_commit(engine: RoundEngine, event: events.UpdateAccepted) -> list[RoundEffect]:
     """Count an update that became durable while the round closed; the driver waits for it."""
     engine.cohort.report(event.client)
     return []
 
 
-def came_too_late(engine: RoundEngine, event: Attended) -> list[RoundEffect]:
+def came_too_late(engine: RoundEngine, event: events.Attended) -> list[RoundEffect]:
     """Withdraw the task of a member that reconnects after the round."""
     client = event.client
     if not engine.cohort.is_unfinished(client):
@@ -150,7 +133,7 @@ def close(engine: RoundEngine) -> list[RoundEffect]:
     return [Close(), *([] if engine.continues else withdrawals(engine, CLOSED))]
 
 
-def close_again(engine: RoundEngine, _: Wake) -> list[RoundEffect]:
+def close_again(engine: RoundEngine, _: events.Wake) -> list[RoundEffect]:
     """Request the commit again, once, after a round was restored as closing."""
     if engine.clock.check_at != AT_ONCE:
         return []
@@ -158,13 +141,13 @@ def close_again(engine: RoundEngine, _: Wake) -> list[RoundEffect]:
     return [Close()]
 
 
-def committed(engine: RoundEngine, _: Committed) -> list[RoundEffect]:
+def committed(engine: RoundEngine, _: events.Committed) -> list[RoundEffect]:
     """The result is durable: the round is over."""
     engine.state = RoundState.COMMITTED
     return []
 
 
-def commit_failed(engine: RoundEngine, event: CommitFailed) -> list[RoundEffect]:
+def commit_failed(engine: RoundEngine, event: events.CommitFailed) -> list[RoundEffect]:
     """Abandon the round and withdraw the tasks that are still open."""
     unfinished = withdrawals(engine, event.reason) if engine.continues else []
     engine.state, engine.reason = RoundState.ABANDONED, event.reason
@@ -187,12 +170,12 @@ def withdrawals(engine: RoundEngine, reason: str) -> list[RoundEffect]:
 # ---- commands of the operator ----------------------------------------------------------------
 
 
-def abort(engine: RoundEngine, event: Abort) -> list[RoundEffect]:
+def abort(engine: RoundEngine, event: events.Abort) -> list[RoundEffect]:
     """End the round without a result, as the operator asks."""
     return abandon(engine, event.reason)
 
 
-def close_now(engine: RoundEngine, _: CloseNow) -> list[RoundEffect]:
+def close_now(engine: RoundEngine, _: events.CloseNow) -> list[RoundEffect]:
     """Close with the accepted updates.
 
     Raises:
@@ -206,14 +189,14 @@ def close_now(engine: RoundEngine, _: CloseNow) -> list[RoundEffect]:
     return close(engine)
 
 
-def nothing_to_close(_: RoundEngine, __: CloseNow) -> list[RoundEffect]:
+def nothing_to_close(_: RoundEngine, __: events.CloseNow) -> list[RoundEffect]:
     """Refuse to close a round that has not opened."""
     raise OperatorRefused(
         "Expected a round that is reporting, got one that waits for clients; abort it instead."
     )
 
 
-def extend(engine: RoundEngine, event: ExtendDeadline) -> list[RoundEffect]:
+def extend(engine: RoundEngine, event: events.ExtendDeadline) -> list[RoundEffect]:
     """Move the deadline.
 
     Raises:
@@ -223,7 +206,7 @@ def extend(engine: RoundEngine, event: ExtendDeadline) -> list[RoundEffect]:
     return []
 
 
-def no_deadline(_: RoundEngine, __: ExtendDeadline) -> list[RoundEffect]:
+def no_deadline(_: RoundEngine, __: events.ExtendDeadline) -> list[RoundEffect]:
     """Refuse to move a deadline that is not set yet."""
     raise OperatorRefused(
         "Expected a round that is reporting, got one that waits for clients: "
@@ -231,7 +214,7 @@ def no_deadline(_: RoundEngine, __: ExtendDeadline) -> list[RoundEffect]:
     )
 
 
-def pause(engine: RoundEngine, _: Pause) -> list[RoundEffect]:
+def pause(engine: RoundEngine, _: events.Pause) -> list[RoundEffect]:
     """Pause the clock.
 
     Raises:
@@ -241,7 +224,7 @@ def pause(engine: RoundEngine, _: Pause) -> list[RoundEffect]:
     return []
 
 
-def resume(engine: RoundEngine, _: Resume) -> list[RoundEffect]:
+def resume(engine: RoundEngine, _: events.Resume) -> list[RoundEffect]:
     """Resume the clock; the deadline and every grace period move by the pause.
 
     Raises:
@@ -252,21 +235,21 @@ def resume(engine: RoundEngine, _: Resume) -> list[RoundEffect]:
 
 
 OVER: Mapping[type[Any], Any] = {
-    Attended: came_too_late,
-    Left: IGNORE,
-    OfferAccepted: IGNORE,
-    OfferDeclined: IGNORE,
-    ClientFailed: IGNORE,
-    UpdateAccepted: IGNORE,
-    UpdateRefused: IGNORE,
-    Wake: IGNORE,
-    Pause: REFUSE,
-    Resume: REFUSE,
-    Abort: REFUSE,
-    CloseNow: REFUSE,
-    ExtendDeadline: REFUSE,
-    ChangeGoal: REFUSE,
-    Committed: IGNORE,
-    CommitFailed: IGNORE,
+    events.Attended: came_too_late,
+    events.Left: IGNORE,
+    events.OfferAccepted: IGNORE,
+    events.OfferDeclined: IGNORE,
+    events.ClientFailed: IGNORE,
+    events.UpdateAccepted: IGNORE,
+    events.UpdateRefused: IGNORE,
+    events.Wake: IGNORE,
+    events.Pause: REFUSE,
+    events.Resume: REFUSE,
+    events.Abort: REFUSE,
+    events.CloseNow: REFUSE,
+    events.ExtendDeadline: REFUSE,
+    events.ChangeGoal: REFUSE,
+    events.Committed: IGNORE,
+    events.CommitFailed: IGNORE,
 }
 """The row of a table for a state that does not change any more."""

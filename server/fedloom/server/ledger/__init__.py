@@ -7,40 +7,27 @@ Invariants: an update is accepted by one row, so it counts once; a run's current
 the transaction that commits the round or rolls the run back.
 """
 
-from fedloom.server.ledger.directory import Directory, Filter
+from fedloom.server.ledger.directory import Directory
+from fedloom.server.ledger.directory import Filter as Filter
 from fedloom.server.ledger.figures import Figures
 from fedloom.server.ledger.identities import Identities
 from fedloom.server.ledger.lineage import Lineage
 from fedloom.server.ledger.members import Members
 from fedloom.server.ledger.prunes import Prunes
 from fedloom.server.ledger.refusals import Refusals
-from fedloom.server.ledger.rollbacks import Point, Rollbacks
+from fedloom.server.ledger.rollbacks import Point as Point
+from fedloom.server.ledger.rollbacks import Rollbacks
 from fedloom.server.ledger.rounds import Rounds
-from fedloom.server.ledger.runs import RunRows, require_run
-from fedloom.server.ledger.store import Row
+from fedloom.server.ledger.runs import RunRows
+from fedloom.server.ledger.runs import require_run as require_run
+from fedloom.server.ledger.store import Row as Row
 from fedloom.server.ledger.trained_models import Models
-from fedloom.server.ledger.updates import (
-    ABANDONED,
-    CLOSING,
-    COMMITTED,
-    REPORTING,
-    AcceptedUpdate,
-    check_same,
-)
-
-__all__ = [
-    "ABANDONED",
-    "CLOSING",
-    "COMMITTED",
-    "REPORTING",
-    "AcceptedUpdate",
-    "Filter",
-    "Ledger",
-    "Point",
-    "Row",
-    "check_same",
-    "require_run",
-]
+from fedloom.server.ledger.updates import ABANDONED as ABANDONED
+from fedloom.server.ledger.updates import CLOSING as CLOSING
+from fedloom.server.ledger.updates import COMMITTED as COMMITTED
+from fedloom.server.ledger.updates import REPORTING as REPORTING
+from fedloom.server.ledger.updates import AcceptedUpdate as AcceptedUpdate
+from fedloom.server.ledger.updates import check_same as check_same
 
 
 class Ledger(

@@ -5,22 +5,15 @@ from collections.abc import Callable, Sequence
 
 from fedloom.server.ledger import Filter
 from fedloom.server.ledger.rows import ClientDetailRow, values
-from fedloom.server.queries.client_views import (
-    ClientList,
-    ClientState,
-    ClientView,
-    PartList,
-    PartView,
-    Versions,
-)
+from fedloom.server.queries import client_views as views
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import NotFoundError
 from fedloom.server.queries.rounds import member_values
 
 _FILTERS = {
-    ClientState.REVOKED: {"status": "revoked"},
-    ClientState.QUARANTINED: {"hold": "quarantine"},
-    ClientState.DRAINED: {"hold": "drain"},
+    views.ClientState.REVOKED: {"status": "revoked"},
+    views.ClientState.QUARANTINED: {"hold": "quarantine"},
+    views.ClientState.DRAINED: {"hold": "drain"},
 }
 _UNDECIDED = ("offered", "training")
 
@@ -29,12 +22,12 @@ async def clients_page(
     context: ConsoleContext,
     *,
     q: str = "",
-    state: ClientState | None = None,
+    state: views.ClientState | None = None,
     version: str = "",
     label: str = "",
     after: str = "",
     limit: int = 100,
-) -> ClientList:
+) -> views.ClientList:
     """Clients that ever enrolled, by name.
 
     Args:
@@ -54,14 +47,16 @@ async def clients_page(
     found = [name for name in names if passes(name)] if passes else names
     rest = [name for name in found if name > after] if after else found
     page = rest[:limit]
-    return ClientList(
+    return views.ClientList(
         clients=await look_up(context, page),
         total=len(found),
         more=page[-1] if len(rest) > limit else None,
     )
 
 
-def _presence(context: ConsoleContext, state: ClientState | None) -> Callable[[str], bool] | None:
+def _presence(
+    context: ConsoleContext, state: views.ClientState | None
+) -> Callable[[str], bool] | None:
     """A predicate for states that only the fleet knows; None for other states."""
     get = context.fleet.get
 
@@ -70,25 +65,25 @@ def _presence(context: ConsoleContext, state: ClientState | None) -> Callable[[s
         return session is not None and session.task is not None
 
     match state:
-        case ClientState.ONLINE:
+        case views.ClientState.ONLINE:
             return lambda name: get(name) is not None
-        case ClientState.OFFLINE:
+        case views.ClientState.OFFLINE:
             return lambda name: get(name) is None
-        case ClientState.WORKING:
+        case views.ClientState.WORKING:
             return works
-        case ClientState.IDLE:
+        case views.ClientState.IDLE:
             return lambda name: get(name) is not None and not works(name)
     return None
 
 
-async def versions(context: ConsoleContext) -> Versions:
+async def versions(context: ConsoleContext) -> views.Versions:
     """Number of clients per version of the SDK."""
-    return Versions(versions=await context.in_reader(context.ledger.versions))
+    return views.Versions(versions=await context.in_reader(context.ledger.versions))
 
 
 async def parts_page(
     context: ConsoleContext, name: str, *, before: float = 0, limit: int = 50
-) -> PartList:
+) -> views.PartList:
     """A client's tasks in rounds, newest first.
 
     Args:
@@ -102,17 +97,17 @@ async def parts_page(
     """
     await one_client(context, name)
     rows = await context.in_reader(context.ledger.parts_of, name, before=before, limit=limit)
-    parts = [PartView.model_validate(member_values(row, row.kind)) for row in rows]
-    return PartList(parts=parts, more=parts[-1].offered_at if len(parts) == limit else None)
+    parts = [views.PartView.model_validate(member_values(row, row.kind)) for row in rows]
+    return views.PartList(parts=parts, more=parts[-1].offered_at if len(parts) == limit else None)
 
 
-async def look_up(context: ConsoleContext, names: Sequence[str]) -> list[ClientView]:
+async def look_up(context: ConsoleContext, names: Sequence[str]) -> list[views.ClientView]:
     """Some clients by name."""
     rows = await context.in_reader(context.ledger.look_up, names)
     return [_view(context, row) for row in rows]
 
 
-async def one_client(context: ConsoleContext, name: str) -> ClientView:
+async def one_client(context: ConsoleContext, name: str) -> views.ClientView:
     """A client.
 
     Raises:
@@ -124,7 +119,7 @@ async def one_client(context: ConsoleContext, name: str) -> ClientView:
     return found[0]
 
 
-def _view(context: ConsoleContext, row: ClientDetailRow) -> ClientView:
+def _view(context: ConsoleContext, row: ClientDetailRow) -> views.ClientView:
     session = context.fleet.get(row.name)
     task = None if session is None or session.task is None else "{}/{}".format(*session.task)
     phases = row.phases
@@ -141,4 +136,4 @@ def _view(context: ConsoleContext, row: ClientDetailRow) -> ClientView:
         "counted": counted,
         "success_rate": counted / ended if ended else None,
     }
-    return ClientView.model_validate(shown)
+    return views.ClientView.model_validate(shown)

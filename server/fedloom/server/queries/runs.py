@@ -1,35 +1,28 @@
 """Reads runs: all, one with its latest rounds, and the refusals of one."""
 
 from fedloom.server.ledger.rows import RunRow, values
+from fedloom.server.queries import views
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.rounds import rounds_of, run_row
-from fedloom.server.queries.views import (
-    LiveView,
-    RefusalList,
-    RefusalView,
-    RunDetail,
-    RunList,
-    RunView,
-)
 
 LATEST_ROUNDS = 50
 """Rounds in the answer about a run; pages of rounds have the others."""
 
 
-def run_summary(row: RunRow) -> RunView:
+def run_summary(row: RunRow) -> views.RunView:
     """A run without its specification and rounds."""
-    return RunView.model_validate(
+    return views.RunView.model_validate(
         {**values(row), "rounds_total": row.spec["rounds"], "rounds_committed": row.committed}
     )
 
 
-async def list_runs(context: ConsoleContext) -> RunList:
+async def list_runs(context: ConsoleContext) -> views.RunList:
     """All runs, oldest first."""
     rows = await context.in_reader(context.ledger.list_runs)
-    return RunList(runs=[run_summary(row) for row in rows])
+    return views.RunList(runs=[run_summary(row) for row in rows])
 
 
-async def run_detail(context: ConsoleContext, run: str) -> RunDetail:
+async def run_detail(context: ConsoleContext, run: str) -> views.RunDetail:
     """The run that `run` names: its specification, its latest rounds, and its live status."""
     row = await run_row(context, run)
     rounds = await rounds_of(context, row, limit=LATEST_ROUNDS)
@@ -39,17 +32,19 @@ async def run_detail(context: ConsoleContext, run: str) -> RunDetail:
             context.ledger.num_rounds, row.id, before=rounds[0].number
         )
     driver = context.runs.get(row.id)
-    return RunDetail(
+    return views.RunDetail(
         **run_summary(row).model_dump(),
         spec=row.spec,
         rounds=rounds,
         rounds_earlier=earlier,
-        live=None if driver is None else LiveView.model_validate(driver.status()),
+        live=None if driver is None else views.LiveView.model_validate(driver.status()),
     )
 
 
-async def refusals(context: ConsoleContext, run: str, limit: int) -> RefusalList:
+async def refusals(context: ConsoleContext, run: str, limit: int) -> views.RefusalList:
     """Refused requests of clients for a run, newest first."""
     run = await context.run_id(run)
     rows = await context.in_reader(context.ledger.list_refusals, run, limit)
-    return RefusalList(refusals=[RefusalView.model_validate(values(row)) for row in rows])
+    return views.RefusalList(
+        refusals=[views.RefusalView.model_validate(values(row)) for row in rows]
+    )

@@ -29,51 +29,13 @@ from fedloom.protocol.task_message import for_client
 from fedloom.protocol.updates.header import PlannedPart
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.background_tasks import BackgroundTasks
-from fedloom.server.engine import (
-    Abandon,
-    Abort,
-    Attended,
-    Buffer,
-    BufferEvent,
-    ClientFailed,
-    Close,
-    CommitFailed,
-    Committed,
-    Disband,
-    Left,
-    NextBuffer,
-    Offer,
-    OfferAccepted,
-    OfferDeclined,
-    Opened,
-    Phase,
-    Recruited,
-    RoundEffect,
-    RoundEngine,
-    RoundEvent,
-    RoundState,
-    Select,
-    UpdateAccepted,
-    UpdateRefused,
-    Wake,
-    Withdraw,
-)
+from fedloom.server.engine import Buffer, Phase, RoundEngine, RoundState, Select, effects, events
 from fedloom.server.engine.steps import NO_QUORUM
 from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.ledger.member_summary import LATE, LOST
 from fedloom.server.ledger.rows import RoundRow
+from fedloom.server.metrics import meters
 from fedloom.server.metrics.log_buffer import about
-from fedloom.server.metrics.meters import (
-    ABANDONED,
-    COMMITTED,
-    EARLY,
-    FAULT,
-    GOAL,
-    QUORUM,
-    STOPPED,
-    TOO_FEW,
-    timed,
-)
 from fedloom.server.planning.admission import check_update
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds import engines, progress
@@ -172,7 +134,7 @@ class RoundDriver:
     def _start(self) -> None:
         self.trace.begin(self.plan)
         self._effects.start()
-        self.feed(Wake())
+        self.feed(events.Wake())
 
     def next(self, plan: RoundPlan, select: Select) -> None:
         """Open the next buffer."""
@@ -181,13 +143,13 @@ class RoundDriver:
         self._sum = RoundSum(plan, self._context)
         self.trace.begin(plan)
         self.tasks.open(plan)
-        self.feed(NextBuffer(plan.number, select, last=engines.is_last(plan)))
+        self.feed(events.NextBuffer(plan.number, select, last=engines.is_last(plan)))
         for stale in self.tasks.drop_before(plan.number - config.max_staleness):
             self._context.spool.release_round(*stale.key)
 
     def disband(self, reason: str) -> None:
         """End all work between two buffers: the run opens no further one."""
-        self.feed(Disband(reason))
+        self.feed(events.Disband(reason))
         if records := self._context.records.take_ended(self.plan.run):
             self._store_records(records, over=True)
         self._release()
@@ -208,24 +170,23 @@ class RoundDriver:
 
     # ---- events ------------------------------------------------------------------------------
 
-    def feed(self, event: BufferEvent) -> None:
+    def feed(self, event: events.BufferEvent) -> None:
         """Pass an event to the engine, and queue its effects.
 
         Raises:
             OperatorRefused: the operator's command does not fit the state.
         """
-        effects = self.engine.handle(cast(RoundEvent, event), self._now())
-        for effect in effects:
-            if isinstance(effect, Withdraw):
+        for effect in self.engine.handle(cast(events.RoundEvent, event), self._now()):
+            if isinstance(effect, effects.Withdraw):
                 self._withdraw(effect)
-            elif isinstance(effect, Offer) and not self._occupy(effect):
-                asyncio.get_running_loop().call_soon(self.feed, Left(effect.client))
+            elif isinstance(effect, effects.Offer) and not self._occupy(effect):
+                asyncio.get_running_loop().call_soon(self.feed, events.Left(effect.client))
             else:
                 self._effects.put(effect)
         self._set_timer()
         self._status.publish(self.engine, self._brief)
 
-    def _occupy(self, offer: Offer) -> bool:
+    def _occupy(self, offer: effects.Offer) -> bool:
         key = self.plan_of(offer.origin).key
         return self._context.fleet.occupy(offer.client, key, self._owner)
 
@@ -234,7 +195,7 @@ class RoundDriver:
             self._timer.cancel()
         at = self.engine.wake_at
         loop = asyncio.get_running_loop()
-        self._timer = None if at is None else loop.call_at(at, self.feed, Wake())
+        self._timer = None if at is None else loop.call_at(at, self.feed, events.Wake())
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -262,13 +223,13 @@ class RoundDriver:
         self.trace.answered(client, "" if reply.accepted else printable(reply.reason))
         if reply.accepted:
             records.took(key, client)
-            self.feed(OfferAccepted(client))
+            self.feed(events.OfferAccepted(client))
         else:
             records.ended(key, client, reply.reason)
             self._note(client, Phase.DECLINED, reply.reason)
             self._context.fleet.rest(client, reply.again_s)
             self._context.meters.declined.inc()
-            self.feed(OfferDeclined(client, reply.reason))
+            self.feed(events.OfferDeclined(client, reply.reason))
             self._context.fleet.free(client, self.key_of(client))
 
     def client_failed(self, client: str, reason: str) -> None:
@@ -279,7 +240,7 @@ class RoundDriver:
             self._context.meters.failed.inc()
         self._note(client, Phase.FAILED, reason)
         self._context.records.ended(self.key_of(client), client, reason)
-        self.feed(ClientFailed(client, reason))
+        self.feed(events.ClientFailed(client, reason))
         self._context.fleet.free(client, self.key_of(client))
 
     def client_progressed(self, session: ConnectedClient, message: fleet_pb2.Progress) -> None:
@@ -301,7 +262,7 @@ class RoundDriver:
     def client_available(self, client: str) -> None:
         """A client is connected and idle."""
         if client not in self.plan.excluded:
-            self.feed(Attended(client))
+            self.feed(events.Attended(client))
 
     def _idle(self) -> list[str]:
         excluded = self.plan.excluded
@@ -309,7 +270,7 @@ class RoundDriver:
 
     def client_left(self, client: str) -> None:
         """A client's stream ended, or another run took it."""
-        self.feed(Left(client))
+        self.feed(events.Left(client))
 
     def _note(self, client: str, phase: Phase, reason: str) -> None:
         """Store a member's final phase, after the effects that are queued already."""
@@ -354,7 +315,7 @@ class RoundDriver:
         if refusal.code.blames_update and mine:
             self._note(client, Phase.REFUSED, f"{refusal.code}: {refusal}")
             self._context.records.ended((self.plan.run, number), client)
-            self.feed(UpdateRefused(client, refusal.code))
+            self.feed(events.UpdateRefused(client, refusal.code))
             self._context.fleet.free(client, self.key_of(client))
 
     async def accept(self, update: AcceptedUpdate) -> bool:
@@ -373,7 +334,7 @@ class RoundDriver:
             self._context.records.accepted(key, update.client)
             if update.counted == self.plan.number:
                 self._sum.add(update.client, update.file, update.staleness)
-            self.feed(UpdateAccepted(update.client))
+            self.feed(events.UpdateAccepted(update.client))
             self._context.fleet.free(update.client, key)
         return first
 
@@ -403,21 +364,21 @@ class RoundDriver:
     def _log_name(self) -> tuple[str, dict[str, Any]]:
         return f"round {self.plan.number} of {self.plan.run}", self._about()
 
-    async def _perform(self, effect: RoundEffect) -> Outcome | None:
+    async def _perform(self, effect: effects.RoundEffect) -> Outcome | None:
         context = self._context
         match effect:
-            case Opened(cohort):
+            case effects.Opened(cohort):
                 await self._open(cohort)
-            case Recruited(client):
+            case effects.Recruited(client):
                 await context.in_ledger(context.ledger.recruit, *self.plan.key, client)
-            case Offer() if self._is_current(effect):
+            case effects.Offer() if self._is_current(effect):
                 await self._send(effect)
-            case Close():
+            case effects.Close():
                 self._gate.close()
-                with timed(context.meters.commit_s), self.trace.commit():
+                with meters.timed(context.meters.commit_s), self.trace.commit():
                     return await self._close()
-            case Abandon(reason):
-                cause = QUORUM if reason.startswith(NO_QUORUM) else STOPPED
+            case effects.Abandon(reason):
+                cause = meters.QUORUM if reason.startswith(NO_QUORUM) else meters.STOPPED
                 return await self._abandon(reason, fault=False, cause=cause)
         return None
 
@@ -433,11 +394,11 @@ class RoundDriver:
         )
         self._gate.open()
 
-    def _is_current(self, offer: Offer) -> bool:
+    def _is_current(self, offer: effects.Offer) -> bool:
         """Whether an offer that was queued is still to be sent."""
         return self.claims(offer.client) and self.engine.origin(offer.client) == offer.origin
 
-    async def _send(self, offer: Offer) -> None:
+    async def _send(self, offer: effects.Offer) -> None:
         context, key = self._context, self.key_of(offer.client)
         message = await self._offer(offer)
         context.records.offered(key, offer.client, again=offer.again)
@@ -446,7 +407,7 @@ class RoundDriver:
         context.meters.offers.inc()
         crossing("offer.sent")
 
-    def _withdraw(self, effect: Withdraw) -> None:
+    def _withdraw(self, effect: effects.Withdraw) -> None:
         plan = self.plan_of(effect.origin)
         if not self._kept:
             lost = self.engine.cohort.phases.get(effect.client) is Phase.LOST
@@ -461,7 +422,7 @@ class RoundDriver:
 
     async def _close(self) -> Outcome:
         done = await commit(self.plan, self._sum, self._context)
-        self.feed(Committed())
+        self.feed(events.Committed())
         self._keep_records()
         self._clean(update.file for update in done.updates)
         num_updates = len(done.updates)
@@ -470,17 +431,19 @@ class RoundDriver:
             self.plan.number, self.plan.run, done.model[:12], num_updates,
             extra=self._about(),
         )  # fmt: skip
-        cause = GOAL if num_updates >= self.engine.config.goal else EARLY
+        cause = meters.GOAL if num_updates >= self.engine.config.goal else meters.EARLY
         model, state = done.model, done.strategy_state
         return Outcome(model, state, observed=done.observed, excluded=done.excluded, cause=cause)
 
     async def _fail(self, error: Exception) -> Outcome:
         known = isinstance(error, FedloomError | TooFewUpdatesError)
         reason = f"{error}" if known else f"{type(error).__name__}: {error}"
-        self.feed(Abort(reason) if self.engine.state.is_open else CommitFailed(reason))
+        is_open = self.engine.state.is_open
+        self.feed(events.Abort(reason) if is_open else events.CommitFailed(reason))
         # The next round may have other clients; any other error would occur again.
         fault = not isinstance(error, TooFewUpdatesError)
-        return await self._abandon(reason, fault=fault, cause=FAULT if fault else TOO_FEW)
+        cause = meters.FAULT if fault else meters.TOO_FEW
+        return await self._abandon(reason, fault=fault, cause=cause)
 
     async def _abandon(self, reason: str, *, fault: bool, cause: str) -> Outcome:
         context = self._context
@@ -531,11 +494,11 @@ class RoundDriver:
         return self.engine.continues or not self.engine.state.is_over
 
     def _count(self, outcome: Outcome) -> None:
-        meters, ended = self._context.meters, ABANDONED if outcome.model is None else COMMITTED
-        meters.rounds.labels(self.plan.kind.value, ended, outcome.cause).inc()
+        ended = meters.ABANDONED if outcome.model is None else meters.COMMITTED
+        self._context.meters.rounds.labels(self.plan.kind.value, ended, outcome.cause).inc()
         self.trace.end(outcome.reason, outcome=ended, cause=outcome.cause)
         if self._opened_at is not None:
-            meters.round_s.observe(time.monotonic() - self._opened_at)
+            self._context.meters.round_s.observe(time.monotonic() - self._opened_at)
             self._opened_at = None
 
     # ---- views -------------------------------------------------------------------------------
@@ -555,7 +518,7 @@ class RoundDriver:
 
     # ---- messages ----------------------------------------------------------------------------
 
-    async def _offer(self, offer: Offer) -> fleet_pb2.ServerMessage:
+    async def _offer(self, offer: effects.Offer) -> fleet_pb2.ServerMessage:
         plan, client = self.plan_of(offer.origin), offer.client
         spec, context, memory = plan.spec, self._context, None
         if spec.remembers:

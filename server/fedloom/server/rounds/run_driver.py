@@ -14,33 +14,8 @@ from typing import Any
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.protocol.manifest import Manifest
+from fedloom.server import engine
 from fedloom.server.background_tasks import BackgroundTasks
-from fedloom.server.engine import (
-    Abort,
-    AbortRound,
-    ChangeGoal,
-    CloseNow,
-    ExtendDeadline,
-    Finish,
-    OpenRound,
-    Pause,
-    PauseRound,
-    Resume,
-    ResumeRound,
-    RollBack,
-    RolledBack,
-    RoundAbandoned,
-    RoundCommitted,
-    RoundEvent,
-    RoundKind,
-    Run,
-    RunEffect,
-    RunEvent,
-    RunProgress,
-    RunState,
-    Started,
-    Stop,
-)
 from fedloom.server.ledger import Point
 from fedloom.server.ledger.rows import CountedRoundRow, RunRow
 from fedloom.server.metrics.log_buffer import about
@@ -78,7 +53,7 @@ class RunDriver:
         self.id: str = row.id
         self.position = Position(row, manifest, context)
         self.spec = self.position.spec
-        self.engine: Run
+        self.engine: engine.Run
         self.round: RoundDriver | None = None
         self._context = context
         self._ended = ended
@@ -91,29 +66,31 @@ class RunDriver:
         context = self._context
         open_round = await context.in_ledger(context.ledger.open_round_of, self.id)
         rows = await context.in_ledger(context.ledger.list_rounds, self.id)
-        progress = RunProgress(
+        progress = engine.RunProgress(
             opened=row.last_round,
             trained=row.committed,
             evaluated=any(r.kind == "evaluate" and _counts(r) for r in rows),
             abandoned_in_a_row=row.abandoned_in_a_row,
-            open_kind=RoundKind(open_round.kind) if open_round else None,
+            open_kind=engine.RoundKind(open_round.kind) if open_round else None,
         )
         await self.position.look_back(rows)
-        state = RunState(row.state)
-        self.engine = Run(self.spec.run_config(), state=state, reason=row.reason, progress=progress)
+        state = engine.RunState(row.state)
+        self.engine = engine.Run(
+            self.spec.run_config(), state=state, reason=row.reason, progress=progress
+        )
         context.fleet.listen(self)
         if open_round is not None:
-            kind = RoundKind(open_round.kind)
+            kind = engine.RoundKind(open_round.kind)
             restored = self._round_driver(self._plan(open_round.number, kind), rows)
-            await restored.restore(open_round, paused=state is RunState.PAUSED)
+            await restored.restore(open_round, paused=state is engine.RunState.PAUSED)
             self.round = restored
         elif self._leaves_work(rows):
-            last = self._plan(rows[-1].number, RoundKind.TRAIN)
+            last = self._plan(rows[-1].number, engine.RoundKind.TRAIN)
             last = replace(last, trained=last.trained - 1, model=rows[-1].model_in)
             between = self._round_driver(last, rows)
             await between.restore(None)
             self.round = between
-        self.feed(Started())
+        self.feed(engine.Started())
 
     def _leaves_work(self, rows: Sequence[CountedRoundRow]) -> bool:
         """Whether clients of the last round may still be at work, for the next buffer."""
@@ -137,23 +114,23 @@ class RunDriver:
         """
         match action:
             case "pause":
-                self.feed(Pause())
+                self.feed(engine.Pause())
             case "resume":
-                self.feed(Resume())
+                self.feed(engine.Resume())
             case "stop":
-                self.feed(Stop())
+                self.feed(engine.Stop())
             case "close":
                 self._check_enough()
-                self._to_round(CloseNow())
+                self._to_round(engine.CloseNow())
             case "abort":
-                self._to_round(Abort(str(argument) or "aborted by the operator"))
+                self._to_round(engine.Abort(str(argument) or "aborted by the operator"))
             case "retry":
                 if self.engine.progress.open_kind is None:
-                    self.feed(Resume())
+                    self.feed(engine.Resume())
                 else:
-                    self._to_round(Abort(str(argument) or "tried again by the operator"))
+                    self._to_round(engine.Abort(str(argument) or "tried again by the operator"))
             case "extend":
-                self._to_round(ExtendDeadline(float(argument)))
+                self._to_round(engine.ExtendDeadline(float(argument)))
                 self._store_deadline()
             case _:
                 raise UsageError(f"Expected a known action, got {action!r}.")
@@ -167,11 +144,11 @@ class RunDriver:
         self.position.change_goals(goal, quorum)
         self._later(self._context.ledger.set_goals, self.id, goal, quorum)
         if self.round is not None and self.round.engine.state.is_open:
-            self.round.feed(ChangeGoal(goal, quorum))
+            self.round.feed(engine.ChangeGoal(goal, quorum))
 
     def _check_enough(self) -> None:
         """Check that the open round has enough updates for its aggregation."""
-        if self.round is None or self.round.plan.kind is not RoundKind.TRAIN:
+        if self.round is None or self.round.plan.kind is not engine.RoundKind.TRAIN:
             return
         aggregation, got = self.spec.build_strategy().aggregation, self.round.status()["accepted"]
         if 0 < got < aggregation.min_updates:
@@ -180,7 +157,7 @@ class RunDriver:
                 f"{aggregation.name} needs them, got {got}; wait for them or abort the round."
             )
 
-    def _to_round(self, event: RoundEvent) -> None:
+    def _to_round(self, event: engine.RoundEvent) -> None:
         if self.round is None:
             raise UsageError("Expected a run with an open round, got one without.")
         self.round.feed(event)
@@ -201,7 +178,7 @@ class RunDriver:
         """
         async with self._rolling_back:
             reason = f"rolled back to round {point.number} by the operator"
-            self.feed(RollBack(reason))
+            self.feed(engine.RollBack(reason))
             trained = None
             try:
                 await self._wait_until_between()
@@ -213,7 +190,7 @@ class RunDriver:
                 self.position.go_back(point)
                 trained = point.trained
             finally:
-                self.feed(RolledBack(trained))
+                self.feed(engine.RolledBack(trained))
 
     def _disband(self, reason: str) -> None:
         """End all work between two buffers, in a buffered run."""
@@ -233,7 +210,7 @@ class RunDriver:
 
     # ---- rounds ------------------------------------------------------------------------------
 
-    def feed(self, event: RunEvent) -> None:
+    def feed(self, event: engine.RunEvent) -> None:
         """Pass an event to the run's engine, and perform its effects.
 
         Raises:
@@ -250,43 +227,43 @@ class RunDriver:
             self._between.set()
         else:
             self._between.clear()
-        ended = self.engine.state not in (RunState.RUNNING, RunState.PAUSED)
+        ended = self.engine.state not in (engine.RunState.RUNNING, engine.RunState.PAUSED)
         if ended and self.engine.progress.open_kind is None:
             self._disband(self.engine.reason or "the run has ended")
             self._ended(self)
 
-    def _perform(self, effect: RunEffect) -> None:
+    def _perform(self, effect: engine.RunEffect) -> None:
         match effect:
-            case OpenRound(number, kind):
+            case engine.OpenRound(number, kind):
                 plan = self._plan(number, kind)
                 if self.round is not None:
                     self.round.next(plan, self.position.select(plan))
                 else:
                     self.round = self._round_driver(plan)
                     self.round.begin()
-            case PauseRound():
-                self._feed_round(Pause())
-            case ResumeRound():
-                self._feed_round(Resume())
+            case engine.PauseRound():
+                self._feed_round(engine.Pause())
+            case engine.ResumeRound():
+                self._feed_round(engine.Resume())
                 self._store_deadline()
-            case AbortRound(reason):
+            case engine.AbortRound(reason):
                 if self.round is not None and self.round.engine.state.is_open:
-                    self._feed_round(Abort(reason))
-            case Finish():
+                    self._feed_round(engine.Abort(reason))
+            case engine.Finish():
                 model, extra = self.position.model[:12], about(run=self.id)
                 log.info("run %s finished with model %s", self.id, model, extra=extra)
 
-    def _feed_round(self, event: RoundEvent) -> None:
+    def _feed_round(self, event: engine.RoundEvent) -> None:
         if self.round is not None and not self.round.engine.state.is_over:
             self.round.feed(event)
 
     def _store_state(self) -> None:
         state = self.engine.state
-        ended = state not in (RunState.RUNNING, RunState.PAUSED)
+        ended = state not in (engine.RunState.RUNNING, engine.RunState.PAUSED)
         reason = self.engine.reason
-        if state is RunState.FINISHED and (plan := self.spec.privacy_plan()) is not None:
+        if state is engine.RunState.FINISHED and (plan := self.spec.privacy_plan()) is not None:
             reason = plan.stopped()
-        if state is not RunState.RUNNING:
+        if state is not engine.RunState.RUNNING:
             extra = about(run=self.id)
             log.info("run %s is %s: %s", self.id, state.value, reason or "done", extra=extra)
         ledger = self._context.ledger
@@ -312,7 +289,7 @@ class RunDriver:
         tasks = TaskTable(plan, earlier)
         return RoundDriver(tasks, self._context, self, select, self._round_ended)
 
-    def _plan(self, number: int, kind: RoundKind) -> RoundPlan:
+    def _plan(self, number: int, kind: engine.RoundKind) -> RoundPlan:
         return self.position.plan(number, kind, self.engine.progress.trained)
 
     def _round_ended(self, outcome: Outcome) -> None:
@@ -322,10 +299,10 @@ class RunDriver:
             self.round = None
         self._changed()
         if outcome.model is None:
-            self.feed(RoundAbandoned(outcome.reason, fault=outcome.fault))
+            self.feed(engine.RoundAbandoned(outcome.reason, fault=outcome.fault))
             return
         self.position.move(outcome)
-        self.feed(RoundCommitted(round_.plan.kind))
+        self.feed(engine.RoundCommitted(round_.plan.kind))
 
     def let_go(self, client: str, reason: str) -> None:
         """Stop waiting for a client, and withdraw its task."""

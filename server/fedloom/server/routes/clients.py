@@ -10,19 +10,8 @@ from fedloom.server.access.scopes import Operator, Viewer
 from fedloom.server.actions.consequences import hold_words, revoke_words
 from fedloom.server.fleet import sessions
 from fedloom.server.http.dependencies import FAULTS, Context, Preview
+from fedloom.server.queries import client_views as views
 from fedloom.server.queries import clients as queries
-from fedloom.server.queries.client_views import (
-    ClientActed,
-    ClientList,
-    ClientState,
-    ClientView,
-    Hold,
-    Labels,
-    Note,
-    PartList,
-    Versions,
-    Why,
-)
 from fedloom.server.queries.clients import one_client
 
 log = logging.getLogger(__name__)
@@ -37,12 +26,12 @@ async def list_clients(
     _: Viewer,
     *,
     q: Annotated[str, Query(max_length=120, description="part of a name, note or label")] = "",
-    state: ClientState | None = None,
+    state: views.ClientState | None = None,
     version: Annotated[str, Query(max_length=120, description="of the SDK, or its start")] = "",
     label: Annotated[str, Query(max_length=250, description="name, or name=value")] = "",
     after: Annotated[str, Query(max_length=120, description="last client of the page before")] = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> ClientList:
+) -> views.ClientList:
     """All clients that ever enrolled, by name, filtered and page by page."""
     return await queries.clients_page(
         context, q=q, state=state, version=version, label=label, after=after, limit=limit
@@ -50,13 +39,13 @@ async def list_clients(
 
 
 @versions.get("/client-versions")
-async def list_versions(context: Context, _: Viewer) -> Versions:
+async def list_versions(context: Context, _: Viewer) -> views.Versions:
     """Number of clients per version of the SDK, as reported when they last connected."""
     return await queries.versions(context)
 
 
 @router.get("/{name}")
-async def get_client(context: Context, _: Viewer, name: str) -> ClientView:
+async def get_client(context: Context, _: Viewer, name: str) -> views.ClientView:
     """A client."""
     return await one_client(context, name)
 
@@ -70,7 +59,7 @@ async def list_parts(
         float, Query(ge=0, le=1e12, description="last `offered_at` of the page before")
     ] = 0,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
-) -> PartList:
+) -> views.PartList:
     """A client's tasks in rounds, newest first."""
     return await queries.parts_page(context, name, before=before, limit=limit)
 
@@ -81,7 +70,7 @@ async def list_parts(
 @router.post("/{name}/revoke")
 async def revoke_client(
     context: Context, principal: Operator, name: str, preview: Preview = False
-) -> ClientActed:
+) -> views.ClientActed:
     """Revoke a client and all its certificates, and end its connection at once."""
     before = await one_client(context, name)
     changed = before.status != "revoked"
@@ -100,7 +89,9 @@ async def revoke_client(
 
 
 @router.post("/{name}/note")
-async def note_client(context: Context, principal: Operator, name: str, wish: Note) -> ClientActed:
+async def note_client(
+    context: Context, principal: Operator, name: str, wish: views.Note
+) -> views.ClientActed:
     """Set the note about a client; an empty one removes it."""
     before = await one_client(context, name)
     await context.audit(principal, "client.note", name, {"note": wish.note})
@@ -111,8 +102,8 @@ async def note_client(context: Context, principal: Operator, name: str, wish: No
 
 @router.post("/{name}/labels")
 async def label_client(
-    context: Context, principal: Operator, name: str, wish: Labels
-) -> ClientActed:
+    context: Context, principal: Operator, name: str, wish: views.Labels
+) -> views.ClientActed:
     """Set or remove a client's labels; labels set by its device do not change."""
     before = await one_client(context, name)
     await context.audit(principal, "client.label", name, {"labels": wish.labels})
@@ -128,14 +119,14 @@ async def hold_client(
     principal: Operator,
     *,
     name: str,
-    hold: Hold,
-    why: Annotated[Why | None, Body()] = None,
+    hold: views.Hold,
+    why: Annotated[views.Why | None, Body()] = None,
     preview: Preview = False,
-) -> ClientActed:
+) -> views.ClientActed:
     """Put a client in quarantine, drain it, or release it; a hold survives restarts."""
-    reason = (why or Why()).reason
+    reason = (why or views.Why()).reason
     before = await one_client(context, name)
-    wanted = None if hold is Hold.RELEASE else sessions.Hold(hold)
+    wanted = None if hold is views.Hold.RELEASE else sessions.Hold(hold)
     words = hold_words(before, wanted)
     if preview:
         return _acted(before, words, changed=False)
@@ -151,5 +142,5 @@ async def hold_client(
     return _acted(await one_client(context, name), words, changed=changed)
 
 
-def _acted(client: ClientView, words: str, *, changed: bool) -> ClientActed:
-    return ClientActed(**client.model_dump(), consequence=words, changed=changed)
+def _acted(client: views.ClientView, words: str, *, changed: bool) -> views.ClientActed:
+    return views.ClientActed(**client.model_dump(), consequence=words, changed=changed)

@@ -9,45 +9,33 @@ from fedloom.server.actions import runs as actions
 from fedloom.server.http.dependencies import FAULTS, Context, Preview
 from fedloom.server.planning.spec import parse
 from fedloom.server.queries import runs as queries
-from fedloom.server.queries.views import (
-    Acted,
-    Action,
-    ActionArguments,
-    Described,
-    Description,
-    NewRun,
-    RefusalList,
-    RollBackTo,
-    RunDetail,
-    RunList,
-    RunView,
-)
+from fedloom.server.queries import views
 
 router = APIRouter(prefix="/runs", tags=["runs"], responses=FAULTS)
 
 
 @router.post("", status_code=201)
-async def submit(context: Context, principal: Operator, new: NewRun) -> RunView:
+async def submit(context: Context, principal: Operator, new: views.NewRun) -> views.RunView:
     """Start a run from a stored model."""
     return await actions.submit(context, principal, new)
 
 
 @router.post("/describe")
-async def describe(_: Viewer, spec: Described) -> Description:
+async def describe(_: Viewer, spec: views.Described) -> views.Description:
     """Check a specification and return its privacy claim; nothing starts."""
     checked = parse(spec.spec)
     plan = checked.privacy_plan()
-    return Description(spec=checked.as_dict(), privacy=None if plan is None else plan.claim())
+    return views.Description(spec=checked.as_dict(), privacy=None if plan is None else plan.claim())
 
 
 @router.get("")
-async def list_runs(context: Context, _: Viewer) -> RunList:
+async def list_runs(context: Context, _: Viewer) -> views.RunList:
     """All runs, oldest first."""
     return await queries.list_runs(context)
 
 
 @router.get("/{run}")
-async def status(context: Context, _: Viewer, run: str) -> RunDetail:
+async def status(context: Context, _: Viewer, run: str) -> views.RunDetail:
     """A run with its specification, latest rounds and live status."""
     return await queries.run_detail(context, run)
 
@@ -55,15 +43,19 @@ async def status(context: Context, _: Viewer, run: str) -> RunDetail:
 @router.get("/{run}/refusals")
 async def list_refusals(
     context: Context, _: Viewer, run: str, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000
-) -> RefusalList:
+) -> views.RefusalList:
     """Refused requests of clients for a run, newest first."""
     return await queries.refusals(context, run, limit)
 
 
 @router.post("/{run}/rollback")
 async def roll_back(
-    context: Context, principal: Operator, run: str, wish: RollBackTo, preview: Preview = False
-) -> Acted:
+    context: Context,
+    principal: Operator,
+    run: str,
+    wish: views.RollBackTo,
+    preview: Preview = False,
+) -> views.Acted:
     """Continue from the model and strategy state of an earlier committed round.
 
     The open round is dropped first. Privacy that was spent stays spent. A run that has ended is
@@ -78,14 +70,14 @@ async def steer(
     principal: Operator,
     *,
     run: str,
-    action: Action,
-    arguments: Annotated[ActionArguments | None, Body()] = None,
+    action: views.Action,
+    arguments: Annotated[views.ActionArguments | None, Body()] = None,
     preview: Preview = False,
-) -> Acted:
+) -> views.Acted:
     """Pause, resume or stop a run; close, abort, extend or retry its round; change its goal.
 
     An action that is already done is no error and changes nothing.
     """
     return await actions.steer(
-        context, principal, run, action, arguments or ActionArguments(), preview=preview
+        context, principal, run, action, arguments or views.ActionArguments(), preview=preview
     )
