@@ -181,11 +181,7 @@ async def _ask(channel: grpc.aio.Channel, connection: Connection, scope: str) ->
 
 
 def _believed(reply: fleet_pb2.PromotedReply, connection: Connection, scope: str) -> Promotion:
-    """The promotion in a reply, after its checks.
-
-    Raises:
-        Refusal: it is not signed, not for this federation and request, or malformed.
-    """
+    """The promotion in a reply: signed, for this federation and request, and well-formed."""
     if connection.trust is not None:
         connection.trust.check(PROMOTED, reply.statement, reply.signature)
     statement = methods.parse(fleet_pb2.PromotedStatement, reply.statement)

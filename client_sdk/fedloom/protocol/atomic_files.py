@@ -36,12 +36,7 @@ def drafted(path: Path, *, sync: bool = False) -> Iterator[Path]:
 
 
 def write_whole(path: Path, data: str | bytes, *, sync: bool = False) -> None:
-    """Write a file atomically.
-
-    Args:
-        path: of the file; its folder exists.
-        data: text is written in UTF-8, with its line ends unchanged.
-        sync: also after a power loss.
+    """Write a file as in `drafted`; text in UTF-8, with its line ends unchanged.
 
     Raises:
         OSError: writing failed; the file is unchanged.

@@ -35,6 +35,8 @@ TIMEOUT_S = 600.0
 class Control:
     """A server's API, over its Unix socket or `--url`.
 
+    Every request raises a FedloomError if the server is unreachable or refuses.
+
     Args:
         directory: the server's state directory.
         timeout_s: timeout of each read, seconds.
@@ -59,22 +61,14 @@ class Control:
         return _Connection(_Beside(self._directory, self._timeout_s))
 
     def get(self, *path: str, **query: str | int | list[str]) -> Any:
-        """Read a JSON document.
-
-        Args:
-            path: segments under /v1.
-            query: parameters.
-
-        Raises:
-            FedloomError: the server is unreachable or refuses.
-        """
+        """Read the JSON document at a path of segments under /v1."""
         return self._json("GET", path, query=query)
 
     def post(self, *path: str, body: Any = None, **query: str | int) -> Any:
         """Send a JSON document and return the one in the response.
 
         Raises:
-            FedloomError: as `get`; UsageError also if JSON cannot hold `body`.
+            UsageError: JSON cannot hold `body`.
         """
         try:
             data = json.dumps({} if body is None else body, allow_nan=False).encode()
@@ -91,9 +85,6 @@ class Control:
             key: of the list in each document.
             page: the parameter that takes the `more` of the page before.
             query: other parameters.
-
-        Raises:
-            FedloomError: as `get`.
         """
         found: dict[str, Any] = self.get(*path, limit=1000, **query)
         while (more := found["more"]) is not None:
@@ -103,20 +94,12 @@ class Control:
 
     @contextmanager
     def stream(self, *path: str, **query: str | int) -> Iterator[http.client.HTTPResponse]:
-        """A response that is read as it arrives.
-
-        Raises:
-            FedloomError: as `get`.
-        """
+        """A response that is read as it arrives."""
         with self._connect() as connection:
             yield connection.answer("GET", _url(path, query))
 
     def upload(self, *path: str, file: IO[bytes], size_bytes: int) -> Any:
-        """Send a file's bytes and return the JSON document in the response.
-
-        Raises:
-            FedloomError: as `get`.
-        """
+        """Send a file's bytes and return the JSON document in the response."""
         headers = {"Content-Length": str(size_bytes), "Content-Type": "application/octet-stream"}
         return self._json("PUT", path, body=file, headers=headers)
 
@@ -128,7 +111,6 @@ class Control:
 
         Raises:
             IntegrityError: the bytes do not match the digest.
-            FedloomError: as `get`.
         """
         with (
             drafted(out, sync=True) as draft,
@@ -177,12 +159,6 @@ class _Beside(http.client.HTTPConnection):
         self.headers: dict[str, str] = {}
 
     def connect(self) -> None:
-        """Open the socket.
-
-        Raises:
-            UnavailableError: no server is running.
-            UsageError: there is no server here, or no permission.
-        """
         path = self._directory / local_socket.NAME
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
@@ -210,11 +186,6 @@ class _Elsewhere:
         self.close = self._inner.close
 
     def connect(self) -> None:
-        """Open the connection.
-
-        Raises:
-            UnavailableError: the server is unreachable, or its certificate is wrong.
-        """
         try:
             self._inner.connect()
         except OSError as error:
@@ -242,12 +213,7 @@ class _Connection:
         body: bytes | IO[bytes] | None = None,
         headers: dict[str, str] | None = None,
     ) -> http.client.HTTPResponse:
-        """Send a request and return the response, its body unread.
-
-        Raises:
-            FedloomError: the server's error.
-            UnavailableError: the connection was lost.
-        """
+        """Send a request and return the response, its body unread; raises the server's error."""
         try:
             self._transport.connect()
             self._send(method, url, body, {**self._transport.headers, **(headers or {})})

@@ -123,11 +123,7 @@ def uninstall(name: str, dry_run: bool) -> None:
 
 
 def _check_possible(what: str) -> None:
-    """Check that this is Linux with systemd, and the user is root.
-
-    Raises:
-        UsageError: otherwise.
-    """
+    """Refuse what is not Linux with systemd, or a user that is not root."""
     if not RUNNING.is_dir():
         raise click.UsageError(
             f"Cannot {what}: systemd does not run here (there is no {RUNNING}). In a container, "
@@ -214,11 +210,7 @@ def _install(user: str, paths: list[Path], target: Path, text: str) -> None:
 
 
 def _system(*command: str) -> None:
-    """Run a system command.
-
-    Raises:
-        UnavailableError: it failed; with its output.
-    """
+    """Run a system command; raises its output as an UnavailableError if it fails."""
     from fedloom.protocol.errors import UnavailableError  # noqa: PLC0415 - it imports grpc
 
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603

@@ -146,11 +146,7 @@ class TaskQueue:
     def _verified(
         self, offer: fleet_pb2.Task | fleet_pb2.SignedOffer
     ) -> tuple[fleet_pb2.Task, int]:
-        """The task of an offer and when it was signed, after checking its signature.
-
-        Raises:
-            Refusal: the federation's key did not sign it for this client.
-        """
+        """The task of an offer and when it was signed; refuses what the federation did not sign."""
         trust = self._connection.trust
         if isinstance(offer, fleet_pb2.SignedOffer):
             if trust is None:

@@ -113,12 +113,7 @@ class _Probe:
         self._answer: Any = None
 
     def ask(self) -> bool | str | None:
-        """Call the probe.
-
-        Raises:
-            Unreadable: it raised or did not return in time. A probe that still runs is not called
-                again.
-        """
+        """Call the probe, unless it still runs; Unreadable if it raised or takes too long."""
         if self._asking is None or not self._asking.is_alive():
             self._asking = threading.Thread(target=self._call, name="probe", daemon=True)
             self._asking.start()

@@ -139,11 +139,7 @@ def _numbering(classes: Sequence[Any] | None) -> Callable[[NDArray[Any], str, st
 
 
 def _files(path: str | Path, kind: str) -> list[Path]:
-    """A file, or the files of a kind in a folder.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """A file, or the files of a kind in a folder, at least one."""
     path = Path(path).expanduser()
     if not path.is_dir():
         return [path]

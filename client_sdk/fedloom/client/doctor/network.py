@@ -207,11 +207,7 @@ def measure(config: ClientConfig, found: StoredIdentity | None) -> LinkSpeed | N
 
 
 def _check_fleet(channel: grpc.Channel, config: ClientConfig, metadata: Metadata) -> None:
-    """Check by a call that older servers support that this is a fleet's port.
-
-    Raises:
-        UnavailableError: it is not.
-    """
+    """Check by a call that older servers support that this is a fleet's port."""
     try:
         ask: Any = channel.unary_unary(methods.PROMOTED)
         ask(b"", timeout=ANSWER_S, metadata=metadata)

@@ -55,13 +55,8 @@ def load(
 ) -> Client:
     """Make a client of the app `package.module:app` or `FILE.py:app`.
 
-    The defaults of the run's config come from the app's `pyproject.toml`, if it has one.
-
-    Args:
-        code: names the app.
-        find: loads the app.
-        state_dir: as in `flower_client`.
-        node_config: as in `flower_client`.
+    The defaults of the run's config come from the app's `pyproject.toml`, if it has one. Other
+    arguments as in `flower_client`.
 
     Raises:
         UsageError: it does not exist, is not a `ClientApp`, or Flower is not installed.

@@ -162,11 +162,7 @@ def _update(new: Params, num_examples: int, metrics: dict[str, float], task: Tas
 
 
 def _message_type(kind: Kind, config: Mapping[str, Any]) -> str:
-    """The type of message that selects the app's function, such as `train` or `evaluate.fast`.
-
-    Raises:
-        UsageError: the run names a function of another kind.
-    """
+    """The type of message that selects the app's function, such as `train` or `evaluate.fast`."""
     setting, default, kinds = MESSAGE_TYPES[kind]
     found = str(config.get(setting, default))
     if found.partition(".")[0] not in kinds:
@@ -191,11 +187,7 @@ def _metadata(context: Any, task: Task, message_type: str) -> Metadata:
 
 
 def _refuse(task: Task) -> None:
-    """Refuse settings that Flower apps do not support.
-
-    Raises:
-        UsageError: the run has one.
-    """
+    """Refuse settings that Flower apps do not support."""
     if task.rule.name != "plain":
         raise UsageError(
             f"Flower apps support only the client rule plain, got {task.rule.name}. Run with "

@@ -143,12 +143,7 @@ def _is_authority(certificate: x509.Certificate) -> bool:
 
 
 def _read(path: Path) -> bytes:
-    """Read a file that only its owner may read.
-
-    Raises:
-        UsageError: it is missing, not a file, or this user may not read it.
-        UnavailableError: the disk failed.
-    """
+    """Read a file that only its owner may read."""
     try:
         return read_private(path)
     except FileNotFoundError:

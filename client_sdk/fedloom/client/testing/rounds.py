@@ -178,11 +178,7 @@ class _Play:
             path.write_bytes(model.read_bytes())
 
     def _check(self, header: fleet_pb2.UpdateHeader, body: Path, manifest: Any) -> None:
-        """Check an update like a server.
-
-        Raises:
-            Refusal: a server would refuse it.
-        """
+        """Check an update like a server; raises its refusal."""
         limits = self._run.limits(manifest)
         planned = check_header(header, limits, manifest)
         checker = BodyChecker(header, planned, limits, manifest)

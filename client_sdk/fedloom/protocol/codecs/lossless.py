@@ -117,11 +117,7 @@ class Lossless:
 
 
 def _inflate(data: bytes, count: int) -> Floats:
-    """The values of a block of `count`.
-
-    Raises:
-        Refusal: MALFORMED.
-    """
+    """The values of a block of `count`."""
     size = 4 * count
     if len(data) != size:
         inflate = zlib.decompressobj()

@@ -45,11 +45,7 @@ _LEAST = np.float32(2.0**-100)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Quantised(ABC):
-    """Base of int8 and int4.
-
-    Attributes:
-        block: values that share a scale; a power of two from 16 to 2^15.
-    """
+    """Base of int8 and int4."""
 
     name: ClassVar[str]
     forms: ClassVar[tuple[tuple[str, ...], ...]] = (("scales", "codes"),)

@@ -48,11 +48,7 @@ _NAN = np.uint32(0x7F800001)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sparse:
-    """Base of top_k and random_k.
-
-    Attributes:
-        fraction: of a tensor's values that are sent, above 0 and below 1.
-    """
+    """Base of top_k and random_k."""
 
     fraction: float
 

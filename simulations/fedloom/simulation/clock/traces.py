@@ -155,11 +155,7 @@ class _Plain(pickle.Unpickler):
     """Builds plain containers, text and numbers; NumPy's scalars become numbers."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Look up one of the allowed names.
-
-        Raises:
-            UsageError: the name is not allowed.
-        """
+        """Look up one of the allowed names; refuses others."""
         if (module, name) not in _ADMITTED:
             raise UsageError(
                 f"Expected a trace of plain dictionaries, lists, text and numbers, got "
@@ -168,11 +164,7 @@ class _Plain(pickle.Unpickler):
         return _ADMITTED[module, name]
 
     def persistent_load(self, _: object) -> Any:
-        """Refuse references to objects outside the file.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse references to objects outside the file."""
         raise UsageError("The trace refers to an object outside the file.")
 
 
@@ -195,11 +187,7 @@ class _Dtype:
 
 
 def _scalar(dtype: object, content: object) -> float | int:
-    """Replaces the function that unpickles a NumPy scalar.
-
-    Raises:
-        UsageError: it is not a number.
-    """
+    """Replaces the function that unpickles a NumPy scalar; refuses what is not a number."""
     if isinstance(content, str):  # old protocols
         content = content.encode("latin-1")
     if not isinstance(dtype, _Dtype) or not isinstance(content, bytes):

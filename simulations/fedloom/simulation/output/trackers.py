@@ -67,12 +67,7 @@ class MLflow:
     """A run at the tracking server or store of MLFLOW_TRACKING_URI."""
 
     def __init__(self, name: str, settings: Mapping[str, Any], *, run_id: str = "") -> None:
-        """Begin or continue a run.
-
-        Args:
-            name: of the experiment.
-            settings: dotted names and values, as the run's parameters.
-            run_id: of the run to continue; empty for a new one.
+        """Begin a run, or continue that of an id; the settings (by dotted name) are its parameters.
 
         Raises:
             UsageError: MLflow is not installed, or has no store to write to.

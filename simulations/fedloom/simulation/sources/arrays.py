@@ -134,17 +134,9 @@ def from_torch(
 ) -> Population:
     """Make a population of a torch data set; every example is fetched once.
 
-    Transforms run once too: random transforms are then fixed.
-
-    Args:
-        dataset: of map style; an example is (input, target), of tensors, arrays or numbers.
-        seed: the same seed gives the same population.
-        test_dataset: central test examples.
-        num_classes: needed if no example has the last classes.
-        clients: number of clients.
-        partition: see `fedloom.simulation.partition.split`.
-        test: fraction of central test examples, without `test_dataset`.
-        held_out: fraction of its examples that each client keeps for evaluation.
+    Transforms run once too: random transforms are then fixed. The data sets, of clients and of
+    central test examples, have map style; an example is (input, target), of tensors, arrays or
+    numbers. Other arguments as in `from_arrays`.
 
     Raises:
         UsageError: it is no such data set, or cannot be split in this way.

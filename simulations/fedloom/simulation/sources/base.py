@@ -51,14 +51,7 @@ def populate(
     partition: Mapping[str, Any] | Partitioner | None = None,
     held_out: float | None = None,
 ) -> Population:
-    """Split loaded data over clients.
-
-    Args:
-        loaded: to split.
-        seed: of the experiment.
-        clients: number of clients; None if the partitioner decides.
-        partition: see `fedloom.simulation.partition.split`.
-        held_out: fraction of its examples that each client keeps for evaluation.
+    """Split loaded data over clients. Arguments as in `fedloom.simulation.sources.load`.
 
     Raises:
         UsageError: the data cannot be split in this way.

@@ -56,16 +56,7 @@ def parquet(
     task: Literal["classes", "values"] = "classes",
     test: float = 0.2,
 ) -> LoadedData:
-    """A Parquet file; needs pyarrow.
-
-    Args:
-        seed: of the experiment.
-        file: its path.
-        target: name of the column of targets.
-        features: columns of inputs; default: all except target and client.
-        client: column of owners.
-        task: whether targets are classes or values.
-        test: fraction of central test examples.
+    """A Parquet file; needs pyarrow. Arguments as in `csv_file`.
 
     Raises:
         UsageError: pyarrow is not installed, the file or a column is missing, or cells are invalid.

@@ -83,11 +83,8 @@ def read(
 ) -> Sweep:
     """Read a Comet Optimizer config.
 
-    Args:
-        path: of the JSON file.
-        experiment: the experiment's file, if the config names none.
-        names: parameter → setting, besides the well-known ones and the config's `map`.
-        trials: replaces `maxCombo`.
+    The experiment's file is used if the config names none, the names (parameter → setting) besides
+    the well-known ones and the config's `map`; `trials` replaces `maxCombo`.
 
     Raises:
         UsageError: the config is invalid.

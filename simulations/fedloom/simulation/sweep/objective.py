@@ -34,6 +34,9 @@ class Objective:
         of: the metric's value in the `last` round that measured it, or its `best` value.
         target: value of the metric to reach; the objective is then the time until it is reached.
         count: unit of that time, `rounds` or `virtual_s`.
+
+    Raises:
+        UsageError: the metric's source is unknown.
     """
 
     metric: str
@@ -43,11 +46,6 @@ class Objective:
     count: Literal["rounds", "virtual_s"] = "rounds"
 
     def __post_init__(self) -> None:
-        """Check the metric.
-
-        Raises:
-            UsageError: its source is unknown.
-        """
         source, dot, name = self.metric.partition(".")
         if (not name and dot) or (dot and source not in SOURCES) or not self.metric:
             raise UsageError(

@@ -288,11 +288,7 @@ class Runner:
 
     @staticmethod
     def _check_failures(failures: list[str]) -> None:
-        """End the sweep if all trials so far failed for the same reason.
-
-        Raises:
-            UsageError: the failure.
-        """
+        """End the sweep if all trials so far failed for the same reason."""
         if len(failures) >= ALIKE and len(set(failures)) == 1:
             raise UsageError(
                 f"The first {ALIKE} trials failed for the same reason: {failures[0]} Fix it, then "

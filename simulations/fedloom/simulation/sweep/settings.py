@@ -45,6 +45,9 @@ class Pruner:
         warmup_rounds: rounds without pruning.
         startup_trials: for `median`: trials without pruning.
         factor: for `asha` and `hyperband`: one in so many trials continues after a rung.
+
+    Raises:
+        UsageError: the name is unknown or a number is too small.
     """
 
     name: str = "none"
@@ -53,11 +56,6 @@ class Pruner:
     factor: int = 3
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            UsageError: the name is unknown or a number is too small.
-        """
         if self.name not in PRUNERS:
             raise UsageError(f"Expected a pruner of {', '.join(PRUNERS)}, got {self.name!r}.")
         for name, least in (("warmup_rounds", 1), ("startup_trials", 1), ("factor", 2)):
@@ -81,6 +79,9 @@ class Sweep:
         seed: of the search and of every simulation; None for 0 and the experiment's seed.
         pruner: how unpromising trials are ended early.
         notes: remarks for the user.
+
+    Raises:
+        UsageError: a setting is invalid.
     """
 
     experiment: Path | Mapping[str, Any]
@@ -96,11 +97,6 @@ class Sweep:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the sweep.
-
-        Raises:
-            UsageError: a setting is invalid.
-        """
         if self.algorithm not in ALGORITHMS:
             raise UsageError(
                 f"Expected an algorithm of {', '.join(ALGORITHMS)}, got {self.algorithm!r}."
@@ -237,11 +233,7 @@ def _described(parameter: Parameter) -> dict[str, Any]:
 
 
 def read(path: Path, *, experiment: str | None = None) -> Sweep:
-    """Read a sweep file; its experiment's path is relative to it.
-
-    Args:
-        path: of the TOML file.
-        experiment: replaces the experiment's file in the sweep.
+    """Read a sweep file; its experiment's path is relative to it, unless `experiment` replaces it.
 
     Raises:
         UsageError: the file is invalid.

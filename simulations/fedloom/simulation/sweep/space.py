@@ -44,6 +44,9 @@ class Parameter:
         points: grid points of the range; None for every integer.
         mu: mean of a normal distribution; None for a uniform one.
         sigma: its standard deviation.
+
+    Raises:
+        UsageError: no values, equal values, an empty range, a logarithm of zero.
     """
 
     name: str
@@ -58,11 +61,6 @@ class Parameter:
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the parameter.
-
-        Raises:
-            UsageError: no values, equal values, an empty range, a logarithm of zero.
-        """
         if self.values:
             encoded = [json.dumps(value) for value in self.values]
             if len(set(encoded)) != len(encoded):

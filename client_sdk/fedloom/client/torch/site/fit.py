@@ -69,14 +69,9 @@ class RankShard(DistributedSampler[int]):
 def shares(
     num_examples: int, settings: RoundSettings, seed: int, group: Group, skip: int = 0
 ) -> Iterator[Share]:
-    """This rank's share of every batch of a training, in order.
+    """This rank's share of every batch of a training, in order, after the first `skip`.
 
-    Args:
-        num_examples: of the site.
-        settings: of the training.
-        seed: of the task.
-        group: whose ranks share them.
-        skip: batches that were trained on before.
+    Other arguments as in `RankShard`.
     """
     size = settings.batch_size or num_examples
     count = batches.count(

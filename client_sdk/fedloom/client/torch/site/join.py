@@ -102,11 +102,7 @@ class _Follower:
 
 
 def _placed(client: TorchClient, ranks: Ranks) -> bool:
-    """Move the module to this rank's GPU if it is on a GPU; returns whether it is.
-
-    Raises:
-        UsageError: there are fewer GPUs than ranks.
-    """
+    """Move the module to this rank's GPU if it is on a GPU; returns whether it is."""
     if loop.device_of(client.model).type != "cuda":
         return False
     if ranks.local_rank >= torch.cuda.device_count():

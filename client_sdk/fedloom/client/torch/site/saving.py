@@ -19,16 +19,7 @@ from fedloom.client.training.client_rule import RuleContext
 
 
 class SiteSaving(Saving):
-    """As `Saving`, on all ranks together.
-
-    Args:
-        group: the ranks.
-        checkpoints: rank 0's files; those of other ranks are not used.
-        module: that is trained.
-        local: has the rule's counter of steps.
-        device: of this rank.
-        num_examples: of the site.
-    """
+    """As `Saving`, on all ranks together, with rank 0's files and the site's number of examples."""
 
     def __init__(  # noqa: PLR0917 - as `Saving`
         self,
