@@ -93,17 +93,20 @@ class Accounts:
         finally:
             self.revision += 1
 
+    def _add(self, table: sa.Table, row: Row) -> bool:
+        try:
+            with self._write() as connection:
+                connection.execute(table.insert().values(row))
+        except sa.exc.IntegrityError:
+            return False
+        return True
+
     # ---- users -------------------------------------------------------------------------------
 
     def add_user(self, name: str, scope: Scope, password: str, now: float) -> bool:
         """Add a user with a hashed password; False if the name is taken."""
         row = {"name": name, "scope": scope.value, "password": password, "created_at": now}
-        try:
-            with self._write() as connection:
-                connection.execute(users.insert().values(row))
-        except sa.exc.IntegrityError:
-            return False
-        return True
+        return self._add(users, row)
 
     def users(self) -> list[Row]:
         """All users by name, without their hashes."""
@@ -141,15 +144,8 @@ class Accounts:
             changed = connection.execute(
                 users.update().where(users.c.name == name).values(scope=scope.value)
             )
-            connection.execute(
-                api_tokens.update()
-                .where(
-                    api_tokens.c.made_by == name,
-                    api_tokens.c.revoked_at.is_(None),
-                    api_tokens.c.scope.in_(more),
-                )
-                .values(revoked_at=now)
-            )
+            its = api_tokens.c.made_by == name
+            _revoke(connection, now, its, api_tokens.c.scope.in_(more))
         return changed.rowcount == 1
 
     def remove_user(self, name: str, now: float, *, keep_an_admin: bool = False) -> bool:
@@ -162,11 +158,7 @@ class Accounts:
             if keep_an_admin:
                 _check_others(connection, name)
             _end_sessions(connection, name)
-            connection.execute(
-                api_tokens.update()
-                .where(api_tokens.c.made_by == name, api_tokens.c.revoked_at.is_(None))
-                .values(revoked_at=now)
-            )
+            _revoke(connection, now, api_tokens.c.made_by == name)
             removed = connection.execute(users.delete().where(users.c.name == name))
         return removed.rowcount == 1
 
@@ -220,12 +212,7 @@ class Accounts:
 
     def add_api_token(self, row: Row) -> bool:
         """Store an API token by the hash of its secret; False if its id is taken."""
-        try:
-            with self._write() as connection:
-                connection.execute(api_tokens.insert().values(row))
-        except sa.exc.IntegrityError:
-            return False
-        return True
+        return self._add(api_tokens, row)
 
     def api_tokens(self) -> list[Row]:
         """All API tokens, newest first, without their hashes."""
@@ -253,11 +240,7 @@ class Accounts:
     def revoke_api_token(self, token_id: str, now: float) -> Row | None:
         """End an API token; its row, or None without such a token. A repeat changes nothing."""
         with self._write() as connection:
-            connection.execute(
-                api_tokens.update()
-                .where(api_tokens.c.id == token_id, api_tokens.c.revoked_at.is_(None))
-                .values(revoked_at=now)
-            )
+            _revoke(connection, now, api_tokens.c.id == token_id)
         return next((row for row in self.api_tokens() if row["id"] == token_id), None)
 
     # ---- login links -------------------------------------------------------------------------
@@ -306,6 +289,11 @@ def _check_others(connection: sa.Connection, name: str) -> None:
             f"Expected another administrator beside {name}, got none: add one first, or use "
             "`fedloom user` on the server."
         )
+
+
+def _revoke(connection: sa.Connection, now: float, *which: sa.ColumnElement[bool]) -> None:
+    valid = api_tokens.update().where(api_tokens.c.revoked_at.is_(None), *which)
+    connection.execute(valid.values(revoked_at=now))
 
 
 def _is_over(now: float) -> sa.ColumnElement[bool]:

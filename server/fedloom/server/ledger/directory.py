@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from fedloom.server.ledger.rows import ClientDetailRow, PartRow
-from fedloom.server.ledger.store import Store
+from fedloom.server.ledger.store import ITS_UPDATE, UPDATE_COLUMNS, Store, its_round
 from fedloom.server.ledger.tables import certificates, clients, cohorts, labels, rounds, updates
 
 
@@ -74,18 +74,14 @@ class Directory(Store):
         """Quarantine, drain or release (None) a client; False if nothing changes."""
         same = clients.c.hold.is_(None) if hold is None else clients.c.hold == hold
         held_at = None if hold is None else time.time()
-        with self._write() as connection:
-            changed = connection.execute(
-                clients.update()
-                .where(clients.c.name == name, sa.not_(sa.func.coalesce(same, sa.false())))
-                .values(hold=hold, hold_reason=reason, held_at=held_at)
-            )
-        return changed.rowcount == 1
+        changes = clients.update().where(
+            clients.c.name == name, sa.not_(sa.func.coalesce(same, sa.false()))
+        )
+        return self._change(changes.values(hold=hold, hold_reason=reason, held_at=held_at)) == 1
 
     def set_note(self, name: str, note: str) -> None:
         """Set the operator's note on a client."""
-        with self._write() as connection:
-            connection.execute(clients.update().where(clients.c.name == name).values(note=note))
+        self._change(clients.update().where(clients.c.name == name).values(note=note))
 
     def set_labels(self, name: str, changes: Mapping[str, str | None]) -> None:
         """Set or remove (None) the operator's labels of a client; the device's labels are kept."""
@@ -120,25 +116,14 @@ class Directory(Store):
             before: `offered_at` of the last one of the page before; 0 for the first page.
             limit: most parts.
         """
-        its_update = sa.and_(
-            updates.c.run == cohorts.c.run,
-            updates.c.round == cohorts.c.round,
-            updates.c.client == cohorts.c.client,
-        )
-        its_round = sa.and_(rounds.c.run == cohorts.c.run, rounds.c.number == cohorts.c.round)
         query = (
-            sa.select(
-                cohorts,
-                rounds.c.kind, rounds.c.state.label("round_state"),
-                updates.c.accepted_at, updates.c.counts_in, updates.c.staleness, updates.c.weight,
-                updates.c.norm, updates.c.size_bytes, updates.c.training, updates.c.evaluation,
-            )
-            .join(rounds, its_round)
-            .join(updates, its_update, isouter=True)
+            sa.select(cohorts, rounds.c.kind, rounds.c.state.label("round_state"), *UPDATE_COLUMNS)
+            .join(rounds, its_round(cohorts))
+            .join(updates, ITS_UPDATE, isouter=True)
             .where(cohorts.c.client == client)
             .order_by(cohorts.c.offered_at.desc())
             .limit(limit)
-        )  # fmt: skip
+        )
         return self._rows(query.where(cohorts.c.offered_at < before) if before else query, PartRow)
 
     def versions(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.server.ledger.rows import ClientRow, HashedTokenRow, TokenRow
-from fedloom.server.ledger.store import Store
+from fedloom.server.ledger.store import Store, is_there
 from fedloom.server.ledger.tables import certificates, clients, tokens
 
 GONE = ("revoked", "left")
@@ -18,16 +18,9 @@ class Identities(Store):
 
     def add_token(self, token_id: str, secret_hash: str, client: str, expires_at: float) -> None:
         """Store a one-time token by the hash of its secret."""
-        with self._write() as connection:
-            connection.execute(
-                tokens.insert().values(
-                    id=token_id,
-                    secret_hash=secret_hash,
-                    client=client,
-                    created_at=time.time(),
-                    expires_at=expires_at,
-                )
-            )
+        row = {"id": token_id, "secret_hash": secret_hash, "client": client}
+        times = {"created_at": time.time(), "expires_at": expires_at}
+        self._change(tokens.insert().values(**row, **times))
 
     def token(self, token_id: str) -> HashedTokenRow | None:
         """A token."""
@@ -36,14 +29,8 @@ class Identities(Store):
     def cancel_token(self, token_id: str) -> None:
         """Revoke an unused token."""
         now = time.time()
-        with self._write() as connection:
-            connection.execute(
-                tokens.update()
-                .where(
-                    tokens.c.id == token_id, tokens.c.used_at.is_(None), tokens.c.expires_at > now
-                )
-                .values(expires_at=now)
-            )
+        its = tokens.update().filter_by(id=token_id, used_at=None).where(tokens.c.expires_at > now)
+        self._change(its.values(expires_at=now))
 
     def list_tokens(self, *, before: str = "", limit: int = 0) -> list[TokenRow]:
         """Tokens, without their hashes, newest first.
@@ -87,11 +74,8 @@ class Identities(Store):
             client = connection.execute(
                 sa.select(tokens.c.client).where(tokens.c.id == token_id)
             ).scalar_one()
-            known = connection.execute(
-                sa.select(clients.c.name).where(clients.c.name == client)
-            ).first()
             values = {"status": "active", "enrolled_at": now, "revoked_at": None}
-            if known:
+            if is_there(connection, clients, name=client):
                 connection.execute(clients.update().where(clients.c.name == client).values(values))
             else:
                 connection.execute(clients.insert().values(name=client, **values))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from fedloom.server.ledger.rows import ContributorRow, EvaluationRow, OriginRow, PromotionRow
-from fedloom.server.ledger.store import Store, counted_in
+from fedloom.server.ledger.store import Store, counted_in, its_round
 from fedloom.server.ledger.tables import models, promotions, rounds, updates
 from fedloom.server.ledger.updates import COMMITTED
 
@@ -15,14 +15,13 @@ class Lineage(Store):
 
     def origins(self, digest: str) -> list[OriginRow]:
         """The rounds that committed a model and the runs that began with it, oldest first."""
-        its_round = sa.and_(rounds.c.run == models.c.run, rounds.c.number == models.c.round)
         query = (
             sa.select(
                 models.c.run, models.c.round, models.c.created_at, models.c.size_bytes,
                 rounds.c.model_in, rounds.c.kind, rounds.c.undone_at, rounds.c.training,
                 rounds.c.privacy,
             )
-            .join(rounds, its_round, isouter=True)
+            .join(rounds, its_round(models), isouter=True)
             .where(models.c.digest == digest)
             .order_by(models.c.created_at, models.c.run)
         )  # fmt: skip

@@ -7,14 +7,8 @@ import sqlalchemy as sa
 
 from fedloom.server.ledger.member_summary import summarize
 from fedloom.server.ledger.rows import CountedRoundRow, MemberRow, RoundRow, SessionRow, values
-from fedloom.server.ledger.store import Store, counted_in, read
+from fedloom.server.ledger.store import ITS_UPDATE, UPDATE_COLUMNS, Store, counted_in, read
 from fedloom.server.ledger.tables import cohorts, rounds, updates
-
-_ITS_UPDATE = sa.and_(
-    updates.c.run == cohorts.c.run,
-    updates.c.round == cohorts.c.round,
-    updates.c.client == cohorts.c.client,
-)
 
 
 class MemberRecord(Protocol):
@@ -45,13 +39,11 @@ class Members(Store):
                         ended = cohorts.c.phase.not_in(["offered", "training"])
                         seen["phase"] = sa.case((ended, cohorts.c.phase), else_=seen["phase"])
                     if seen:
-                        connection.execute(_of(run, number, client).values(seen))
+                        its = cohorts.update().filter_by(run=run, round=number, client=client)
+                        connection.execute(its.values(seen))
                 summary = _summary(connection, run, number, over=over)
-                connection.execute(
-                    rounds.update()
-                    .where(rounds.c.run == run, rounds.c.number == number)
-                    .values(summary=summary)
-                )
+                its = rounds.update().filter_by(run=run, number=number)
+                connection.execute(its.values(summary=summary))
 
     def summaries(self, run: str, numbers: Iterable[int], *, over: bool) -> dict[int, Any]:
         """Compute summaries of rounds without a stored one: open rounds, or after a crash."""
@@ -68,15 +60,11 @@ class Members(Store):
             limit: 0 for all.
         """
         query = (
-            sa.select(
-                cohorts,
-                updates.c.accepted_at, updates.c.counts_in, updates.c.staleness, updates.c.weight,
-                updates.c.norm, updates.c.size_bytes, updates.c.training, updates.c.evaluation,
-            )
-            .join(updates, _ITS_UPDATE, isouter=True)
+            sa.select(cohorts, *UPDATE_COLUMNS)
+            .join(updates, ITS_UPDATE, isouter=True)
             .where(cohorts.c.run == run, cohorts.c.round == number)
             .order_by(cohorts.c.client)
-        )  # fmt: skip
+        )
         query = query.where(cohorts.c.client > after) if after else query
         return self._rows(query.limit(limit) if limit else query, MemberRow)
 
@@ -103,7 +91,7 @@ class Members(Store):
 
     def round(self, run: str, number: int) -> CountedRoundRow | None:
         """A round, as `list_rounds` has it."""
-        query = sa.select(rounds).where(rounds.c.run == run, rounds.c.number == number)
+        query = sa.select(rounds).filter_by(run=run, number=number)
         with self._engine.connect() as connection:
             rows = read(connection, query, RoundRow)
             return next(iter(with_updates(connection, run, rows)), None)
@@ -136,16 +124,10 @@ def with_updates(
     ]
 
 
-def _of(run: str, number: int, client: str) -> sa.Update:
-    return cohorts.update().where(
-        cohorts.c.run == run, cohorts.c.round == number, cohorts.c.client == client
-    )
-
-
 def _summary(connection: sa.Connection, run: str, number: int, *, over: bool) -> dict[str, Any]:
     query = (
         sa.select(cohorts, updates.c.accepted_at)
-        .join(updates, _ITS_UPDATE, isouter=True)
+        .join(updates, ITS_UPDATE, isouter=True)
         .where(cohorts.c.run == run, cohorts.c.round == number)
     )
     return summarize(read(connection, query, SessionRow), over=over)

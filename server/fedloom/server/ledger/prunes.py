@@ -82,8 +82,5 @@ class Prunes(Store):
         """Record that the files of these models are removed, except files that others need."""
         with self._write() as connection:
             for run, number in keys:
-                connection.execute(
-                    models.update()
-                    .where(models.c.run == run, models.c.round == number)
-                    .values(pruned=DONE, state=None)
-                )
+                its = models.update().filter_by(run=run, round=number)
+                connection.execute(its.values(pruned=DONE, state=None))

@@ -13,11 +13,9 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger.rows import ModelRow, RunRow
-from fedloom.server.ledger.store import Store, read
+from fedloom.server.ledger.store import Store, its_round, read
 from fedloom.server.ledger.tables import models, rounds, runs
 from fedloom.server.ledger.updates import COMMITTED
-
-_ITS_ROUND = sa.and_(rounds.c.run == models.c.run, rounds.c.number == models.c.round)
 
 NO_STATE = "null"
 """Value of `models.state` for a strategy without state yet."""
@@ -96,7 +94,7 @@ class Rollbacks(Store):
 def _points(run: str) -> sa.Select[Any]:
     return (
         sa.select(models)
-        .join(rounds, _ITS_ROUND, isouter=True)
+        .join(rounds, its_round(models), isouter=True)
         .where(models.c.run == run, rounds.c.undone_at.is_(None), models.c.pruned.is_(None))
         .order_by(models.c.round)
     )
@@ -129,7 +127,7 @@ def _point(connection: sa.Connection, run: RunRow, number: int) -> Point:
     private = run.privacy is not None
     standing = (
         sa.select(sa.func.count())
-        .select_from(models.join(rounds, _ITS_ROUND))
+        .select_from(models.join(rounds, its_round(models)))
         .where(
             models.c.run == run.id, models.c.round.between(1, number), rounds.c.undone_at.is_(None)
         )

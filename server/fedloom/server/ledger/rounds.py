@@ -18,7 +18,7 @@ from fedloom.server.ledger.rows import (
     RoundRow,
     UpdateRow,
 )
-from fedloom.server.ledger.store import Row, is_there, read
+from fedloom.server.ledger.store import ITS_UPDATE, Row, is_there, its_round, read
 from fedloom.server.ledger.tables import cohorts, models, rounds, runs, updates
 from fedloom.server.ledger.updates import ABANDONED, CLOSING, COMMITTED, REPORTING, Updates
 
@@ -45,21 +45,13 @@ class Rounds(Updates):
 
     def set_phase(self, run: str, number: int, client: str, phase: str, reason: str = "") -> None:
         """Set the phase of a member."""
-        with self._write() as connection:
-            connection.execute(
-                cohorts.update()
-                .where(cohorts.c.run == run, cohorts.c.round == number, cohorts.c.client == client)
-                .values(phase=phase, reason=reason)
-            )
+        its = cohorts.update().filter_by(run=run, round=number, client=client)
+        self._change(its.values(phase=phase, reason=reason))
 
     def set_deadline(self, run: str, number: int, deadline_at: float) -> None:
         """Move an open round's deadline."""
-        with self._write() as connection:
-            connection.execute(
-                rounds.update()
-                .where(rounds.c.run == run, rounds.c.number == number)
-                .values(deadline_at=deadline_at)
-            )
+        its = rounds.update().filter_by(run=run, number=number)
+        self._change(its.values(deadline_at=deadline_at))
 
     def open_rounds(self) -> list[RoundRow]:
         """The rounds of all runs that are neither committed nor abandoned."""
@@ -79,12 +71,8 @@ class Rounds(Updates):
 
     def cohort(self, run: str, number: int) -> list[CohortRow]:
         """The members of a round's cohort by name."""
-        return self._rows(
-            sa.select(cohorts)
-            .where(cohorts.c.run == run, cohorts.c.round == number)
-            .order_by(cohorts.c.client),
-            CohortRow,
-        )
+        query = sa.select(cohorts).filter_by(run=run, round=number).order_by(cohorts.c.client)
+        return self._rows(query, CohortRow)
 
     def observations(self, run: str, after: int = 0) -> list[ObservationRow]:
         """The members of a run's committed training rounds, by round, then client.
@@ -93,19 +81,13 @@ class Rounds(Updates):
             run: id.
             after: only rounds of a higher number.
         """
-        its_update = sa.and_(
-            updates.c.run == cohorts.c.run,
-            updates.c.round == cohorts.c.round,
-            updates.c.client == cohorts.c.client,
-        )
-        its_round = sa.and_(rounds.c.run == cohorts.c.run, rounds.c.number == cohorts.c.round)
         return self._rows(
             sa.select(
                 cohorts.c.round, cohorts.c.client, cohorts.c.phase, cohorts.c.offered_at,
                 rounds.c.closed_at, updates.c.accepted_at, updates.c.training,
             )
-            .join(rounds, its_round)
-            .join(updates, its_update, isouter=True)
+            .join(rounds, its_round(cohorts))
+            .join(updates, ITS_UPDATE, isouter=True)
             .where(
                 cohorts.c.run == run, cohorts.c.round > after,
                 rounds.c.kind == "train", rounds.c.state == COMMITTED,
@@ -125,12 +107,8 @@ class Rounds(Updates):
 
     def close_round(self, run: str, number: int) -> list[UpdateRow]:
         """Stop accepting updates, and return the accepted ones."""
-        with self._write() as connection:
-            connection.execute(
-                rounds.update()
-                .where(rounds.c.run == run, rounds.c.number == number, rounds.c.state == REPORTING)
-                .values(state=CLOSING, closed_at=time.time())
-            )
+        its = rounds.update().filter_by(run=run, number=number, state=REPORTING)
+        self._change(its.values(state=CLOSING, closed_at=time.time()))
         return self.accepted(run, number)
 
     def commit_round(self, run: str, number: int, result: Row, model_size_bytes: int) -> None:
@@ -148,7 +126,7 @@ class Rounds(Updates):
         with self._write() as connection:
             moved = connection.execute(
                 rounds.update()
-                .where(rounds.c.run == run, rounds.c.number == number, rounds.c.state == CLOSING)
+                .filter_by(run=run, number=number, state=CLOSING)
                 .values(
                     state=COMMITTED,
                     model_out=result["model_out"],
@@ -194,11 +172,8 @@ class Rounds(Updates):
         with self._write() as connection:
             moved = connection.execute(
                 rounds.update()
-                .where(
-                    rounds.c.run == run,
-                    rounds.c.number == number,
-                    rounds.c.state.in_([REPORTING, CLOSING]),
-                )
+                .filter_by(run=run, number=number)
+                .where(rounds.c.state.in_([REPORTING, CLOSING]))
                 .values(state=ABANDONED, reason=reason, cause=cause, closed_at=time.time())
             )
             if moved.rowcount == 1:

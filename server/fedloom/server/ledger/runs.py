@@ -59,17 +59,14 @@ class RunRows(Store):
 
     def set_goals(self, run: str, goal: int, quorum: int) -> None:
         """Store the goal and the quorum that an operator set."""
-        with self._write() as connection:
-            values = {"goals": [goal, quorum]}
-            connection.execute(runs.update().where(runs.c.id == run).values(values))
+        self._change(runs.update().where(runs.c.id == run).values(goals=[goal, quorum]))
 
     def set_run_state(self, run: str, state: str, reason: str, *, ended: bool = False) -> None:
         """Set the state of a run."""
         values: dict[str, Any] = {"state": state, "reason": reason}
         if ended:
             values["ended_at"] = time.time()
-        with self._write() as connection:
-            connection.execute(runs.update().where(runs.c.id == run).values(values))
+        self._change(runs.update().where(runs.c.id == run).values(values))
 
 
 def require_run(row: RunRow | None, run: str) -> RunRow:

@@ -11,7 +11,7 @@ from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.server.ledger.accounts import Accounts
 from fedloom.server.ledger.audit_trail import HEAD_FILE, Trail
 from fedloom.server.ledger.migrations import migrate
-from fedloom.server.ledger.tables import updates
+from fedloom.server.ledger.tables import cohorts, rounds, updates
 
 Row = Mapping[str, Any]
 """Columns to write."""
@@ -20,6 +20,20 @@ RowT = TypeVar("RowT")
 
 counted_in = updates.c.counts_in
 """The round whose sum an update is in."""
+
+ITS_UPDATE = sa.and_(*(updates.c[name] == cohorts.c[name] for name in ("run", "round", "client")))
+"""Joins a member of a cohort with its update."""
+
+UPDATE_COLUMNS = [
+    updates.c.accepted_at, updates.c.counts_in, updates.c.staleness, updates.c.weight,
+    updates.c.norm, updates.c.size_bytes, updates.c.training, updates.c.evaluation,
+]  # fmt: skip
+"""What a member's row holds of its update."""
+
+
+def its_round(table: sa.Table) -> sa.ColumnElement[bool]:
+    """Joins a row of a table with its round."""
+    return sa.and_(rounds.c.run == table.c.run, rounds.c.number == table.c.round)
 
 
 class Store:
@@ -74,6 +88,11 @@ class Store:
     def _write(self) -> Iterator[sa.Connection]:
         with self._engine.begin() as connection:
             yield connection
+
+    def _change(self, statement: sa.UpdateBase) -> int:
+        """Execute one statement in a transaction; returns how many rows it changed."""
+        with self._write() as connection:
+            return connection.execute(statement).rowcount
 
     def _rows(self, query: sa.Select[Any], kind: type[RowT]) -> list[RowT]:
         with self._engine.connect() as connection:

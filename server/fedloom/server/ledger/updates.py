@@ -4,14 +4,13 @@ The row with primary key (run, round, client) accepts an update, so it counts on
 """
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.server.ledger.rows import UpdateRow
+from fedloom.server.ledger.rows import UpdateRow, values
 from fedloom.server.ledger.store import Store, counted_in
 from fedloom.server.ledger.tables import cohorts, rounds, updates
 
@@ -40,8 +39,8 @@ class AcceptedUpdate:
     size_bytes: int
     weight: float
     norm: float
-    training: Mapping[str, Any] = field(default_factory=dict)
-    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
     counts_in: int | None = None
     staleness: int = 0
 
@@ -56,12 +55,8 @@ class Updates(Store):
 
     def find_update(self, run: str, number: int, client: str) -> UpdateRow | None:
         """The accepted update of a client for a round, if any."""
-        return self._row(
-            sa.select(updates).where(
-                updates.c.run == run, updates.c.round == number, updates.c.client == client
-            ),
-            UpdateRow,
-        )
+        query = sa.select(updates).filter_by(run=run, round=number, client=client)
+        return self._row(query, UpdateRow)
 
     def accept(self, update: AcceptedUpdate, capacity: int) -> bool:
         """Accept an update, once.
@@ -76,19 +71,14 @@ class Updates(Store):
         Raises:
             Refusal: CONFLICTING_UPDATE or ROUND_CLOSED.
         """
+        key = {"run": update.run, "round": update.round, "client": update.client}
         with self._write() as connection:
             state = connection.execute(
                 sa.select(rounds.c.state)
-                .where(rounds.c.run == update.run, rounds.c.number == update.counted)
+                .filter_by(run=update.run, number=update.counted)
                 .with_for_update()  # SQLite has a single writer
             ).scalar()
-            known = connection.execute(
-                sa.select(updates.c.identity).where(
-                    updates.c.run == update.run,
-                    updates.c.round == update.round,
-                    updates.c.client == update.client,
-                )
-            ).scalar()
+            known = connection.execute(sa.select(updates.c.identity).filter_by(**key)).scalar()
             if known is not None:
                 check_same(known, update.identity)
                 return False
@@ -99,32 +89,10 @@ class Updates(Store):
             ).scalar_one()
             if state != REPORTING or held >= capacity:
                 raise Refusal(Code.ROUND_CLOSED, f"Round {update.counted} has closed.")
-            connection.execute(
-                updates.insert().values(
-                    accepted_at=time.time(),
-                    run=update.run,
-                    round=update.round,
-                    client=update.client,
-                    identity=update.identity,
-                    file=update.file,
-                    size_bytes=update.size_bytes,
-                    weight=update.weight,
-                    norm=update.norm,
-                    training=dict(update.training),
-                    evaluation=dict(update.evaluation),
-                    counts_in=update.counted,
-                    staleness=update.staleness,
-                )
-            )
-            connection.execute(
-                cohorts.update()
-                .where(
-                    cohorts.c.run == update.run,
-                    cohorts.c.round == update.round,
-                    cohorts.c.client == update.client,
-                )
-                .values(phase="reported", reason="")
-            )
+            row = {**values(update), "counts_in": update.counted, "accepted_at": time.time()}
+            connection.execute(updates.insert().values(row))
+            its = cohorts.update().filter_by(**key)
+            connection.execute(its.values(phase="reported", reason=""))
         return True
 
     def accepted(self, run: str, number: int) -> list[UpdateRow]:

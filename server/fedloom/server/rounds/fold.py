@@ -6,7 +6,7 @@ the sum is of integers.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,6 @@ def restore(path: Path, empty: Callable[[], Partial]) -> Folder:
     return Folder(Partial.from_arrays(arrays, note["partial"]), set(note["folded"]))
 
 
-def metrics_of(message: fleet_pb2.Metrics) -> Mapping[str, Any]:
+def metrics_of(message: fleet_pb2.Metrics) -> dict[str, Any]:
     """Return a message's metrics in the form of the ledger."""
     return {"num_examples": message.num_examples, "values": dict(message.values)}

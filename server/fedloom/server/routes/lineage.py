@@ -13,14 +13,6 @@ from fedloom.server.access.scopes import Viewer
 from fedloom.server.http.dependencies import FAULTS, Context
 from fedloom.server.queries import lineage as queries
 from fedloom.server.queries.errors import ConflictError
-from fedloom.server.queries.lineage import (
-    Comparison,
-    Layers,
-    ModelDetail,
-    layers_of,
-    measured,
-    model_detail,
-)
 
 router = APIRouter(tags=["models"], responses=FAULTS)
 
@@ -43,7 +35,7 @@ class Signature(BaseModel):
 
 
 @router.get("/models/{digest}/lineage")
-async def lineage(context: Context, _: Viewer, digest: str) -> ModelDetail:
+async def lineage(context: Context, _: Viewer, digest: str) -> queries.ModelDetail:
     """A model's origins, contributors and evaluations."""
     return await queries.lineage(context, digest)
 
@@ -54,20 +46,24 @@ async def list_layers(
     _: Viewer,
     digest: str,
     base: Annotated[str, Query(max_length=64, description="a model to compare it with")] = "",
-) -> Layers:
+) -> queries.Layers:
     """Norms of a model's tensors, and of their differences from another model."""
     digest = await context.digest(digest)
     other = await context.digest(base) if base else ""
-    return layers_of(digest, other, await asyncio.shield(measured(context, digest, other)))
+    return queries.layers_of(
+        digest, other, await asyncio.shield(queries.measured(context, digest, other))
+    )
 
 
 @router.get("/model-comparison")
 async def compare(
     context: Context, _: Viewer, of: Annotated[list[str], Query(min_length=1, max_length=10)]
-) -> Comparison:
+) -> queries.Comparison:
     """Several models with their origins and evaluations."""
     digests = [await context.known_digest(each) for each in of]
-    return Comparison(models=[await model_detail(context, digest) for digest in digests])
+    return queries.Comparison(
+        models=[await queries.model_detail(context, digest) for digest in digests]
+    )
 
 
 @router.get("/models/{digest}/signature")
@@ -76,7 +72,7 @@ async def signature(context: Context, _: Viewer, digest: str) -> Signature:
     signing = context.signing
     if signing is None:
         raise ConflictError("A server on plaintext has no signing key.")
-    detail = await model_detail(context, await context.digest(digest))
+    detail = await queries.model_detail(context, await context.digest(digest))
     if not detail.origins:
         raise UsageError("This model belongs to no run, so it cannot be signed.")
     last = detail.origins[-1]
