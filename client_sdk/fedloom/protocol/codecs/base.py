@@ -10,9 +10,10 @@ and yields every decoded value, except zeros, for checks.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,11 +74,12 @@ class Inspector(Protocol):
         """
 
     def finish(self) -> Iterator[Floats]:
-        """Finish: yield the remaining values.
+        """Finish: yield the remaining values; default: none.
 
         Raises:
             Refusal: the arrays do not fit each other.
         """
+        return iter(())
 
 
 class Decoder(Protocol):
@@ -87,50 +89,49 @@ class Decoder(Protocol):
         """Values `start:stop` in row-major order; valid until the next call."""
 
 
-class Codec(Protocol):
-    """A way to encode tensors."""
+@dataclass(frozen=True, slots=True)
+class Codec(ABC):
+    """A way to encode tensors; the fields are its settings.
 
-    @property
-    def name(self) -> str:
-        """The name in the registry."""
+    Attributes:
+        name: in the registry.
+        forms: the possible lists of array roles of an encoded tensor, in order.
+        draws: whether decoding needs the seed.
+        remembers: whether encoding continues from the `memory` of the previous one.
+        exact: whether decoding restores every bit.
+        slow: whether checking is slow enough to need a thread.
+    """
 
-    @property
-    def forms(self) -> tuple[tuple[str, ...], ...]:
-        """The possible lists of array roles of an encoded tensor, in order."""
-
-    @property
-    def draws(self) -> bool:
-        """Whether decoding needs the seed."""
-
-    @property
-    def remembers(self) -> bool:
-        """Whether encoding continues from the `memory` of the previous one."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether decoding restores every bit."""
-
-    @property
-    def slow(self) -> bool:
-        """Whether checking is slow enough to need a thread."""
+    name: ClassVar[str]
+    forms: ClassVar[tuple[tuple[str, ...], ...]]
+    draws: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
+    slow: ClassVar[bool] = False
 
     @property
     def biased(self) -> bool:
         """Whether the mean is biased without error feedback."""
+        return False
 
     @property
     def contracts(self) -> bool:
         """Whether the loss is smaller than the input, so that error feedback is stable."""
+        return True
 
     def settings(self) -> dict[str, float]:
         """Return the settings that rebuild this codec in the registry."""
+        return {item.name: float(getattr(self, item.name)) for item in fields(self)}
 
     def applies(self, shape: Shape) -> bool:
-        """Return whether a tensor of this shape is encoded."""
+        """Return whether a tensor of this shape is encoded; default: if that makes it smaller."""
+        return self.size_bytes(shape) < 4 * size_of(shape)
 
+    @abstractmethod
     def size_bytes(self, shape: Shape) -> int:
         """Return the approximate bytes of an encoded tensor of this shape."""
 
+    @abstractmethod
     def encode(
         self, values: Floats, shape: Shape, seed: int, memory: Mapping[str, NDArray[Any]]
     ) -> Encoded:
@@ -143,6 +144,7 @@ class Codec(Protocol):
             memory: of the last `Encoded` of this tensor, or empty.
         """
 
+    @abstractmethod
     def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
         """Check the declared arrays, whose roles are one of `forms`, against the tensor's shape.
 
@@ -150,9 +152,11 @@ class Codec(Protocol):
             Refusal: WRONG_DTYPE or WRONG_SHAPE.
         """
 
+    @abstractmethod
     def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> Inspector:
         """Return an inspector for arrays that passed `check`."""
 
+    @abstractmethod
     def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> Decoder:
         """Return a decoder for arrays that an inspector passed."""
 

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from fedloom.protocol.codecs.base import (
     WORK,
     ArrayInfo,
+    Codec,
     Encoded,
     Floats,
+    Inspector,
     Read,
     Shape,
     expect,
@@ -34,24 +36,11 @@ _INFINITY = np.int32(0x7F800000)
 
 
 @dataclass(frozen=True, slots=True)
-class _Halved:
+class _Halved(Codec):
     """Base of fp16 and bf16."""
 
-    name: ClassVar[str]
     forms: ClassVar[tuple[tuple[str, ...], ...]] = (("values",),)
-    draws: ClassVar[bool] = False
-    remembers: ClassVar[bool] = False
-    exact: ClassVar[bool] = False
-    slow: ClassVar[bool] = False
-    biased: ClassVar[bool] = False
-    contracts: ClassVar[bool] = True
     dtype: ClassVar[str]
-
-    def settings(self) -> dict[str, float]:
-        return {}
-
-    def applies(self, shape: Shape) -> bool:
-        return size_of(shape) > 0
 
     def size_bytes(self, shape: Shape) -> int:
         """Two bytes per value."""
@@ -143,7 +132,7 @@ class Bf16(_Halved):
         np.left_shift(bits, 16, out=bits)
 
 
-class _Widener:
+class _Widener(Inspector):
     def __init__(self, codec: _Halved) -> None:
         self._codec = codec
         self._values = np.empty(WORK, np.float32)
@@ -154,9 +143,6 @@ class _Widener:
             out = self._values[: block.size]
             self._codec.widen(block, out)
             yield out
-
-    def finish(self) -> Iterator[Floats]:
-        return iter(())
 
 
 class _Decoder:

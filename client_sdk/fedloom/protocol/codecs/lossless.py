@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.codecs.base import (
     ArrayInfo,
+    Codec,
     Encoded,
     Floats,
+    Inspector,
     Read,
     Shape,
     expect,
@@ -38,7 +40,7 @@ _LEAST = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lossless:
+class Lossless(Codec):
     """Deflate, sorted by bytes.
 
     Attributes:
@@ -51,22 +53,14 @@ class Lossless:
 
     name: ClassVar[str] = "lossless"
     forms: ClassVar[tuple[tuple[str, ...], ...]] = (("lengths", "data"),)
-    draws: ClassVar[bool] = False
-    remembers: ClassVar[bool] = False
     exact: ClassVar[bool] = True
     slow: ClassVar[bool] = True
-    biased: ClassVar[bool] = False
-    contracts: ClassVar[bool] = True
     level: int = 1
 
     def __post_init__(self) -> None:
         check_count("level", self.level)
         if self.level > 9:
             raise ValueError(f"Expected level from 1 to 9, got {self.level}.")
-
-    def settings(self) -> dict[str, float]:
-        """Return the level."""
-        return {"level": float(self.level)}
 
     def applies(self, shape: Shape) -> bool:
         """Return whether the tensor is large enough."""
@@ -132,7 +126,7 @@ def _inflate(data: bytes, count: int) -> Floats:
     return values
 
 
-class _Inspector:
+class _Inspector(Inspector):
     def __init__(self, size: int, data_bytes: int) -> None:
         self._size = size
         self._lengths = np.empty(-(-size // BLOCK), np.int64)
@@ -169,9 +163,6 @@ class _Inspector:
             raise malformed(f"lengths from 1 to {4 * BLOCK}", "others")
         if self._come == self._lengths.size and known.sum() != self._data_bytes:
             raise malformed(f"lengths that add up to {self._data_bytes}", int(known.sum()))
-
-    def finish(self) -> Iterator[Floats]:
-        return iter(())
 
 
 class _Decoder:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from fedloom.protocol.codecs.base import (
     WORK,
     ArrayInfo,
+    Codec,
     Encoded,
     Floats,
     Read,
@@ -39,7 +40,7 @@ _MEMORY = "right"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LowRank:
+class LowRank(Codec):
     """PowerSGD's approximation of a given rank.
 
     Attributes:
@@ -52,20 +53,13 @@ class LowRank:
 
     name: ClassVar[str] = "low_rank"
     forms: ClassVar[tuple[tuple[str, ...], ...]] = (("left", "right"),)
-    draws: ClassVar[bool] = False
     remembers: ClassVar[bool] = True
-    exact: ClassVar[bool] = False
     slow: ClassVar[bool] = True
     biased: ClassVar[bool] = True
-    contracts: ClassVar[bool] = True
     rank: int = 2
 
     def __post_init__(self) -> None:
         check_count("rank", self.rank)
-
-    def settings(self) -> dict[str, float]:
-        """Return the rank."""
-        return {"rank": float(self.rank)}
 
     def applies(self, shape: Shape) -> bool:
         """Return whether it is a matrix, and the factors are smaller."""

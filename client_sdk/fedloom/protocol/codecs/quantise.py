@@ -12,7 +12,7 @@ Invariants: a decoded value is within one scale of the value; its expectation is
 within 2^-16 of a scale; zeros stay zeros.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from fedloom.protocol.codecs.base import (
     WORK,
     ArrayInfo,
+    Codec,
     Encoded,
     Floats,
+    Inspector,
     Read,
     Shape,
     expect,
@@ -44,17 +46,10 @@ _LEAST = np.float32(2.0**-100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Quantised(ABC):
+class _Quantised(Codec):
     """Base of int8 and int4."""
 
-    name: ClassVar[str]
     forms: ClassVar[tuple[tuple[str, ...], ...]] = (("scales", "codes"),)
-    draws: ClassVar[bool] = False
-    remembers: ClassVar[bool] = False
-    exact: ClassVar[bool] = False
-    slow: ClassVar[bool] = False
-    biased: ClassVar[bool] = False
-    contracts: ClassVar[bool] = True
     levels: ClassVar[int]
     dtype: ClassVar[str]
     block: int
@@ -76,14 +71,8 @@ class _Quantised(ABC):
     def unpack(self, items: NDArray[Any], scales: Floats, out: Floats) -> None:
         """Write the values of items that begin and fill rows with these scales [rows]."""
 
-    def settings(self) -> dict[str, float]:
-        return {"block": float(self.block)}
-
     def rows(self, shape: Shape) -> int:
         return -(-size_of(shape) // self.block)
-
-    def applies(self, shape: Shape) -> bool:
-        return self.size_bytes(shape) < 4 * size_of(shape)
 
     def size_bytes(self, shape: Shape) -> int:
         """Scales and codes."""
@@ -256,7 +245,7 @@ class _Rounding:
         return inverse
 
 
-class _Inspector:
+class _Inspector(Inspector):
     def __init__(self, codec: _Quantised, shape: Shape) -> None:
         self._codec = codec
         self._scales = np.empty(codec.rows(shape), np.float32)
@@ -314,10 +303,6 @@ class _Inspector:
         spare = ((at >= used) & (last & 15 != 0)) | ((at + row >= used) & (last >> 4 != 0))
         if spare.any():
             raise malformed("zeros after the last value", "others")
-
-    def finish(self) -> Iterator[Floats]:
-        """Yield nothing: all values were yielded."""
-        return iter(())
 
 
 class _Decoder:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from fedloom.protocol.codecs.base import (
     WORK,
     ArrayInfo,
+    Codec,
     Encoded,
     Floats,
     Read,
@@ -47,7 +48,7 @@ _NAN = np.uint32(0x7F800001)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sparse:
+class _Sparse(Codec):
     """Base of top_k and random_k."""
 
     fraction: float
@@ -56,9 +57,6 @@ class _Sparse:
         check_number("fraction", self.fraction, above=0)
         if not self.fraction < 1:
             raise ValueError(f"Expected fraction below 1, got {self.fraction}.")
-
-    def settings(self) -> dict[str, float]:
-        return {"fraction": float(self.fraction)}
 
     def kept(self, size: int) -> int:
         """Return how many of so many values are sent."""
@@ -82,16 +80,7 @@ class TopK(_Sparse):
 
     name: ClassVar[str] = "top_k"
     biased: ClassVar[bool] = True
-    contracts: ClassVar[bool] = True
-    draws: ClassVar[bool] = False
-    remembers: ClassVar[bool] = False
-    exact: ClassVar[bool] = False
-    slow: ClassVar[bool] = False
     forms: ClassVar[tuple[tuple[str, ...], ...]] = (("values", "gaps"), ("values", "bits"))
-
-    def applies(self, shape: Shape) -> bool:
-        """Return whether encoding makes it smaller, with gaps of two bytes or bits."""
-        return self.size_bytes(shape) < 4 * size_of(shape)
 
     def size_bytes(self, shape: Shape) -> int:
         """Values, and gaps of two bytes or bits."""
@@ -221,9 +210,6 @@ class RandomK(_Sparse):
 
     name: ClassVar[str] = "random_k"
     draws: ClassVar[bool] = True
-    remembers: ClassVar[bool] = False
-    exact: ClassVar[bool] = False
-    slow: ClassVar[bool] = False
     forms: ClassVar[tuple[tuple[str, ...], ...]] = (("values",),)
     scaled: bool = False
 
@@ -241,14 +227,6 @@ class RandomK(_Sparse):
     def contracts(self) -> bool:
         """Unless scaled."""
         return not self.scaled
-
-    def settings(self) -> dict[str, float]:
-        """Return fraction and scaled."""
-        return {"fraction": float(self.fraction), "scaled": float(self.scaled)}
-
-    def applies(self, shape: Shape) -> bool:
-        """Return whether encoding makes it smaller."""
-        return self.size_bytes(shape) < 4 * size_of(shape)
 
     def size_bytes(self, shape: Shape) -> int:
         """Values alone."""
@@ -369,7 +347,6 @@ class _Bits:
         self._upto, self._before = 0, 0
 
     def within(self, start: int, stop: int) -> tuple[int, NDArray[np.int64]]:
-        """How many places come before `start`, and those up to `stop`."""
         if start < self._upto:
             self._upto, self._before = 0, 0
         while self._upto < start:
@@ -407,7 +384,6 @@ class _Drawn:
         return runs * whole + runs * rest // self._count
 
     def within(self, start: int, stop: int) -> tuple[int, NDArray[np.int64]]:
-        """How many places come before `start`, and those up to `stop`."""
         if not self._count or start >= stop:
             return 0, np.empty(0, np.int64)
         first = max(0, start * self._count // self._size - 1)
