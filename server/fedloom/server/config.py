@@ -87,7 +87,6 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
-        """Check every setting."""
         for name in ("fleet", "enrolment"):
             split_address(getattr(self, name), name)
         if self.console not in ("", AUTO):

@@ -21,11 +21,7 @@ from fedloom.server.storage.context import StorageContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerContext:
-    """The contexts of one server, which share storage, sessions, events and meters.
-
-    Attributes:
-        log_ring: the latest lines of the log.
-    """
+    """The contexts of one server, which share storage, sessions, events and meters."""
 
     storage: StorageContext
     access: AccessContext

@@ -31,7 +31,6 @@ class OidcConfig:
     )
 
     def __post_init__(self) -> None:
-        """Check every setting."""
         check_url(self.issuer, "oidc.issuer")
         if not self.client_id:
             raise UsageError("Expected oidc.client_id, got none.")

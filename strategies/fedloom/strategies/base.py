@@ -57,12 +57,7 @@ class Strategy(Protocol):
         """Return the slots that clients get beside the model, by slot and tensor."""
 
     def init(self, model: Params, seed: int = 0) -> State:
-        """Return the state before the first round.
-
-        Args:
-            model: initial model of the run.
-            seed: of the run.
-        """
+        """Return the state before the first round."""
 
     def finish(
         self, state: State, model: Params, means: Means

@@ -60,7 +60,6 @@ class PartialWork:
     time_budget_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Check every setting."""
         for name in ("clip_norm", "time_budget_s"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), above=0)
@@ -113,11 +112,7 @@ class PartialWork:
         return frozenset(chosen)
 
     def tensors(self, names: Iterable[str], seed: int) -> frozenset[str]:
-        """Return the tensors that a client trains and sends in a round.
-
-        Args:
-            names: of the model's tensors.
-            seed: of the task.
+        """Return the tensors that a client trains and sends in a round, by the task's seed.
 
         Raises:
             ValueError: the patterns match none.

@@ -226,13 +226,7 @@ def _is_path(kind: Any) -> bool:
 
 
 def misfit(key: str, kind: Any, value: object) -> str:
-    """Return the message for a value of another type.
-
-    Args:
-        key: of the setting.
-        kind: annotated.
-        value: as given.
-    """
+    """Return the message for a value of another type than the annotated one."""
     near = get_close_matches(value, choices(kind), n=1) if isinstance(value, str) else []
     meant = f" Did you mean {near[0]!r}?" if near else ""
     return f"Expected {key} as {in_words(kind)}, got {shown(value)}.{meant}"

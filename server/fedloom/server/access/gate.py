@@ -118,12 +118,7 @@ class Gate:
     # ---- logging in --------------------------------------------------------------------------
 
     async def log_in(self, name: str, password: str, address: str) -> str:
-        """Open a session by password.
-
-        Args:
-            name: as entered.
-            password: as entered.
-            address: of the browser.
+        """Open a session by password for a browser at this address.
 
         Returns:
             The session's secret, for the cookie.

@@ -75,13 +75,7 @@ class _Pending:
 
 
 class Oidc:
-    """Logins through one provider.
-
-    Args:
-        config: its settings.
-        provider: its HTTP client.
-        redirect_uri: URL to which it redirects browsers.
-    """
+    """Logins through one provider, which redirects browsers to `redirect_uri`."""
 
     def __init__(self, config: OidcConfig, provider: Provider, redirect_uri: str) -> None:
         self.config = config

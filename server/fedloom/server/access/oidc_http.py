@@ -53,12 +53,7 @@ def load(config: OidcConfig, state_dir: Path, url: str) -> Oidc:
 
 
 class HttpProvider:
-    """A provider whose documents are cached for an hour.
-
-    Args:
-        config: its settings.
-        secret: of this client; empty for a public client.
-    """
+    """A provider whose documents are cached for an hour; a public client has no secret."""
 
     def __init__(self, config: OidcConfig, secret: str = "") -> None:
         self._config = config

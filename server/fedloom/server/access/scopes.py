@@ -47,11 +47,7 @@ async def principal_of(request: Request) -> Principal:
 
 
 class needs:  # noqa: N801 - read as a word: Depends(needs(Scope.VIEWER))
-    """A dependency that requires a scope.
-
-    Args:
-        scope: the lowest that is allowed.
-    """
+    """A dependency that requires this scope or a higher one."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope

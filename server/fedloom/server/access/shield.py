@@ -62,12 +62,7 @@ HSTS = "max-age=31536000"
 
 
 class Shield:
-    """Middleware around the application.
-
-    Args:
-        app: the application.
-        gate: authenticates requests and knows the site.
-    """
+    """Middleware around the application; the gate authenticates requests."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app

@@ -89,12 +89,7 @@ def _updates(count: int) -> str:
 
 
 def rollback_words(run: RunRow, point: Point) -> str:
-    """What rolling a run back does.
-
-    Args:
-        run: its row before.
-        point: where it continues.
-    """
+    """What rolling a run back to a point does."""
     where = f"round {point.number}" if point.number else "its beginning"
     if not point.undone:
         return f"{run.id} is already at {where}: nothing changes."

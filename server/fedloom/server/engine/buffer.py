@@ -73,16 +73,7 @@ class Buffer(RoundEngine):
         available: Iterable[str] = (),
         last: bool = False,
     ) -> None:
-        """Begin to select for the first buffer.
-
-        Args:
-            config: the settings.
-            number: of the round that the buffer is.
-            select: draws who is asked in it.
-            now: monotonic seconds.
-            available: clients that are idle already.
-            last: the run wants no other buffer after this one.
-        """
+        """Begin to select for the first buffer, at `now` in monotonic seconds."""
         super().__init__(config, select, now, available)
         self.number = number
         self.last = last

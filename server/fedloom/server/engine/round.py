@@ -37,14 +37,10 @@ class Round(RoundEngine):
     def __init__(
         self, config: RoundConfig, *, select: Select, now: float, available: Iterable[str] = ()
     ) -> None:
-        """Begin to select.
+        """Begin to select at `now` in monotonic seconds.
 
-        Args:
-            config: the settings.
-            select: draws the cohort and its replacements; ValueError if it does not return the
-                requested number of different candidates.
-            now: monotonic seconds.
-            available: clients that are idle already. The draw does not depend on their order.
+        `select` draws the cohort and its replacements; ValueError if it does not return the
+        requested number of different candidates. The order of `available` does not matter.
         """
         super().__init__(config, select, now, available)
         self._places = 0  # updates wanted: the size of the cohort when it was chosen

@@ -22,12 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Attending:
-    """Serves the streams of clients that attend.
-
-    Args:
-        server: its context.
-        runs: finds rounds.
-    """
+    """Serves the streams of clients that attend."""
 
     def __init__(self, server: FleetContext, runs: Runs) -> None:
         self._server = server

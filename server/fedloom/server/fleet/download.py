@@ -22,12 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Downloads:
-    """Sends models.
-
-    Args:
-        server: its context.
-        runs: knows what open rounds send beside their models.
-    """
+    """Sends models, and what open rounds send beside them."""
 
     def __init__(self, server: FleetContext, runs: Runs) -> None:
         self._server = server

@@ -34,13 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class EnrolmentService:
-    """Handlers of `fedloom.v1.Enrolment`.
-
-    Args:
-        server: its context.
-        authority: issues the certificates.
-        fleet_port: where enrolled clients connect.
-    """
+    """Handlers of `fedloom.v1.Enrolment`; enrolled clients connect to `fleet_port`."""
 
     def __init__(self, server: FleetContext, authority: Authority, fleet_port: int) -> None:
         self._server = server

@@ -8,12 +8,7 @@ MICROSECONDS = 1_000_000
 
 
 async def promoted(server: FleetContext, asked: str) -> fleet_pb2.PromotedReply:
-    """The latest promotion, signed.
-
-    Args:
-        server: its context.
-        asked: id or name of a run; empty for any.
-    """
+    """The latest promotion, signed, of a run by id or name; of any if empty."""
     ledger = server.ledger
     if asked:
         row = await server.in_ledger(ledger.promoted_of, asked)

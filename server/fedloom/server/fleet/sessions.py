@@ -73,14 +73,7 @@ class Call:
 
 
 class Session:
-    """One connected client.
-
-    Attributes:
-        call: its stream.
-        client: its name.
-        task: what occupies it.
-        progress: of its training, as it reports.
-    """
+    """One connected client."""
 
     __slots__ = ("_lock", "_send", "call", "client", "progress", "task")
 

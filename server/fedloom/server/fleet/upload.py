@@ -58,12 +58,7 @@ class _Admitted:
 
 
 class Uploads:
-    """Receives updates.
-
-    Args:
-        server: its context.
-        runs: finds rounds.
-    """
+    """Receives updates."""
 
     def __init__(self, server: FleetContext, runs: Runs) -> None:
         self._server = server

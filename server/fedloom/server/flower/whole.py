@@ -35,11 +35,7 @@ class Whole:
 
 
 class Kept:
-    """A round's updates in place of their means.
-
-    Args:
-        updates: of the round.
-    """
+    """A round's updates in place of their means."""
 
     def __init__(self, updates: Updates) -> None:
         self.updates = updates
@@ -64,14 +60,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One client's reply.
-
-    Attributes:
-        client: its name.
-        weight: of its update.
-        metrics: of its training.
-        arrays: the model that it trained.
-    """
+    """One client's reply: the model that it trained, with weight and metrics."""
 
     client: str
     weight: float

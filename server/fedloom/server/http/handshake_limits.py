@@ -75,12 +75,7 @@ class Rate:
 
 
 class Handshakes:
-    """Makes the protocol of each connection to a listener under TLS.
-
-    Args:
-        context: of TLS.
-        make: makes the protocol that runs over it.
-    """
+    """Makes the protocol of each connection under TLS; `make` makes what runs over it."""
 
     def __init__(self, context: ssl.SSLContext, make: Callable[[], asyncio.Protocol]) -> None:
         self._context = context

@@ -15,11 +15,7 @@ HEAD_ONLY = "fedloom.head_only"
 
 
 class HeadOnly:
-    """Middleware around the routes.
-
-    Args:
-        app: answers GET.
-    """
+    """Middleware around the routes, which answer GET."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -74,9 +74,6 @@ def check_name(name: str) -> str:
 class Accounts:
     """Accounts in a ledger's database; each method is one transaction. Times are Unix seconds.
 
-    Args:
-        engine: the ledger's.
-
     Attributes:
         revision: rises with every change of identities or permissions.
     """

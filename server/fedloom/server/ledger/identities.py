@@ -33,11 +33,9 @@ class Identities(Store):
         self._change(its.values(expires_at=now))
 
     def list_tokens(self, *, before: str = "", limit: int = 0) -> list[TokenRow]:
-        """Tokens, without their hashes, newest first.
+        """Tokens, without their hashes, newest first; a limit of 0 gives all.
 
-        Args:
-            before: id of the last one of the page before.
-            limit: most tokens; 0 for all.
+        `before` is the id of the last one of the page before.
         """
         columns = [c for c in tokens.c if c.name != "secret_hash"]
         order = sa.tuple_(tokens.c.created_at, tokens.c.id)

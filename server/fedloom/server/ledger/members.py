@@ -26,10 +26,7 @@ class Members(Store):
     ) -> None:
         """Store members' records and the summaries of their rounds. A repeat changes nothing.
 
-        Args:
-            run: id.
-            records: by round, then by client.
-            over: whether no client works on these rounds any more.
+        Records are by round, then by client; `over` if no client works on these rounds any more.
         """
         with self._write() as connection:
             for number, members in records.items():
@@ -51,13 +48,9 @@ class Members(Store):
             return {n: _summary(connection, run, n, over=over) for n in numbers}
 
     def members(self, run: str, number: int, *, after: str = "", limit: int = 0) -> list[MemberRow]:
-        """The members of a round by name, each with its update.
+        """The members of a round by name after `after`, each with its update.
 
-        Args:
-            run: id.
-            number: of the round in which they were asked.
-            after: the last name of the previous page.
-            limit: 0 for all.
+        `number` is of the round in which they were asked; a limit of 0 gives all.
         """
         query = (
             sa.select(cohorts, *UPDATE_COLUMNS)

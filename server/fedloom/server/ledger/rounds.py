@@ -75,12 +75,7 @@ class Rounds(Updates):
         return self._rows(query, CohortRow)
 
     def observations(self, run: str, after: int = 0) -> list[ObservationRow]:
-        """The members of a run's committed training rounds, by round, then client.
-
-        Args:
-            run: id.
-            after: only rounds of a higher number.
-        """
+        """Members of a run's committed training rounds after `after`, by round, then client."""
         return self._rows(
             sa.select(
                 cohorts.c.round, cohorts.c.client, cohorts.c.phase, cohorts.c.offered_at,
@@ -163,11 +158,7 @@ class Rounds(Updates):
     def abandon_round(self, run: str, number: int, reason: str, cause: str) -> None:
         """End the round without a result; the run's model does not change.
 
-        Args:
-            run: id.
-            number: of the round.
-            reason: as text.
-            cause: a code of `fedloom.server.metrics.meters.REASONS`.
+        `cause` is a code of `fedloom.server.metrics.meters.REASONS`.
         """
         with self._write() as connection:
             moved = connection.execute(

@@ -37,10 +37,7 @@ def its_round(table: sa.Table) -> sa.ColumnElement[bool]:
 
 
 class Store:
-    """A database of the ledger's tables.
-
-    Args:
-        url: SQLAlchemy URL.
+    """A database of the ledger's tables, by its SQLAlchemy URL.
 
     Attributes:
         accounts: of operators.

@@ -56,11 +56,7 @@ def redacted(text: str) -> str:
 
 
 class LogRing(logging.Handler):
-    """A handler that keeps the latest lines.
-
-    Args:
-        hub: notified of each line.
-    """
+    """A handler that keeps the latest lines, and notifies the hub of each."""
 
     def __init__(self, hub: Hub) -> None:
         super().__init__()

@@ -14,12 +14,7 @@ ProcessCollector(registry=_PROCESS)  # memory, CPU time, open files: under their
 
 
 class Scrape(Collector):
-    """Collects all metrics.
-
-    Args:
-        meters: counters and histograms.
-        values: of the gauges.
-    """
+    """Collects all metrics: counters, histograms, and these values of the gauges."""
 
     def __init__(self, meters: Meters, values: Values) -> None:
         self._meters = meters
@@ -33,12 +28,7 @@ class Scrape(Collector):
 
 
 def text(scrape: Scrape, accept: str = "") -> tuple[bytes, str]:
-    """The metrics as text, and its media type.
-
-    Args:
-        scrape: to write.
-        accept: the request's Accept header.
-    """
+    """The metrics as text, and its media type, by the request's Accept header."""
     encode, media_type = choose_encoder(accept)
     return encode(scrape), media_type
 

@@ -27,12 +27,7 @@ _FILE = "key.json"
 
 
 class SigningKey:
-    """A federation's signing key, reloaded when its file changes.
-
-    Args:
-        folder: of its file.
-        federation: named in what it signs.
-    """
+    """A federation's signing key, reloaded when its file in the folder changes."""
 
     def __init__(self, folder: Path, federation: str) -> None:
         self._path = folder / _FILE

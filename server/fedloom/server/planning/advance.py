@@ -111,12 +111,7 @@ def counts(spec: RunSpec, kind: RoundKind) -> bool:
 
 
 def clip(setup: RunSetup, strategy: State) -> float | None:
-    """Return the clip of the next round; None without [privacy].
-
-    Args:
-        setup: of the run.
-        strategy: the strategy's state.
-    """
+    """Return the clip of the next round; None without [privacy]."""
     if setup.release is None:
         return None
     return setup.release.clip(privacy.memory_of(setup.release, strategy))

@@ -74,10 +74,7 @@ def _counted(spec: RunSpec, manifest: Manifest) -> tuple[str, ...]:
 def longest(spec: RunSpec, manifest: Manifest, clip: float | None) -> float | None:
     """Return the largest norm that an update may have; None for any.
 
-    Args:
-        spec: of the run.
-        manifest: of its model.
-        clip: of the round; None for that of the first round.
+    Without `clip`, that of the first round.
     """
     plan = spec.privacy_plan()
     if plan is None:

@@ -12,12 +12,7 @@ from fedloom.strategies.metrics import summarize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMetrics:
-    """What a client measured.
-
-    Attributes:
-        num_examples: number of examples measured.
-        values: by metric.
-    """
+    """What a client measured: a number of examples, and values by metric."""
 
     num_examples: int = 0
     values: Mapping[str, float] = field(default_factory=dict)

@@ -10,13 +10,7 @@ def describe(
 ) -> TaskDescription:
     """Return the task of a round, without its files and the values that differ between clients.
 
-    Args:
-        spec: of the run.
-        run: its id.
-        number: of the round.
-        trained: rounds committed before it.
-        kind: training or evaluation.
-        clip: of the round, with [privacy].
+    `trained` counts the rounds committed before it.
     """
     train = kind is RoundKind.TRAIN
     return TaskDescription(

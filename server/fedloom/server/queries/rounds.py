@@ -34,14 +34,10 @@ async def rounds_page(
 async def round_detail(
     context: ConsoleContext, run: str, number: int, *, after: str = "", limit: int = 200
 ) -> RoundDetail:
-    """A round with its members, by name.
+    """A round with its members after the name `after`, by name.
 
-    Args:
-        context: of the server.
-        run: id of a run, or a unique prefix.
-        number: of the round.
-        after: name of the last member of the page before.
-        limit: most members.
+    `run` may be a unique prefix of the id.
+
 
     Raises:
         NotFoundError: the run has no such round.

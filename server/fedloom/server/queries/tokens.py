@@ -8,13 +8,7 @@ from fedloom.server.queries.views import TokenList, TokenStatus, TokenView
 
 
 async def tokens_page(context: ConsoleContext, *, before: str = "", limit: int = 200) -> TokenList:
-    """Tokens, newest first.
-
-    Args:
-        context: of the server.
-        before: id of the last token of the page before.
-        limit: most tokens.
-    """
+    """Tokens older than the id `before`, newest first, at most `limit`."""
     rows = await context.in_reader(context.ledger.list_tokens, before=before, limit=limit)
     total = await context.in_reader(context.ledger.num_tokens)
     listed = [token_view(row) for row in rows]

@@ -23,12 +23,7 @@ CHECKPOINT_EVERY = 16
 
 
 class Folder:
-    """A round's sum, and the clients whose updates it contains.
-
-    Args:
-        partial: empty, or restored.
-        folded: clients whose updates it holds.
-    """
+    """A round's sum, and the clients whose updates it contains."""
 
     def __init__(self, partial: Partial, folded: set[str]) -> None:
         self.partial = partial

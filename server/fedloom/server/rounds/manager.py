@@ -206,10 +206,6 @@ class Runs:
     async def look_back(self, row: RunRow, number: int) -> Point:
         """What a rollback to a round would undo.
 
-        Args:
-            row: of the run.
-            number: of the round.
-
         Raises:
             UsageError: there is no such round, or the run cannot be rolled back.
             IntegrityError: files of that round are missing.

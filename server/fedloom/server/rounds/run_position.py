@@ -53,8 +53,7 @@ class Position:
     async def look_back(self, rounds: Sequence[CountedRoundRow]) -> None:
         """Read the clients' history from committed rounds, and the open privacy tree's members.
 
-        Args:
-            rounds: all of the run's, in order.
+        `rounds` are all of the run's, in order.
         """
         context, policy = self._context, self.spec.build_selection()
         if policy.needs:
@@ -73,13 +72,7 @@ class Position:
             self._excluded = frozenset(plan.taken(self._excluded, clients, trained))
 
     def plan(self, number: int, kind: RoundKind, trained: int) -> RoundPlan:
-        """Plan a round from this position.
-
-        Args:
-            number: of the round.
-            kind: training or evaluation.
-            trained: training rounds committed before it.
-        """
+        """Plan a round from this position, after `trained` committed training rounds."""
         clip = self._clip()
         longest = run_sums.longest(self.spec, self._manifest, clip)
         limits = replace(self._limits, max_norm=longest)

@@ -54,13 +54,7 @@ def brief(status: dict[str, Any]) -> dict[str, Any]:
 def reported_progress(
     engine: RoundEngine, fleet: Clients, key_of: Callable[[str], TaskId]
 ) -> dict[str, ReportedProgress]:
-    """The last progress report of each member that is training.
-
-    Args:
-        engine: of the round.
-        fleet: the connected clients.
-        key_of: the task that a member works on.
-    """
+    """The last progress report of each member that is training."""
     sessions = (
         (client, fleet.get(client))
         for client, phase in engine.cohort.phases.items()
@@ -74,12 +68,7 @@ def reported_progress(
 
 
 class StatusPublisher:
-    """Publishes the status of a run's rounds to the pages that show the run.
-
-    Args:
-        live: carries the events.
-        run: id.
-    """
+    """Publishes the status of a run's rounds to the pages that show the run."""
 
     def __init__(self, live: Hub, run: str) -> None:
         self._live = live

@@ -19,12 +19,9 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 
 
 async def retry_storage(step: Callable[[], Awaitable[T]], who: str, extra: dict[str, Any]) -> T:
-    """Perform a step; repeat it while its storage fails.
+    """Perform an idempotent step; repeat it while its storage fails.
 
-    Args:
-        step: idempotent, wherever it failed.
-        who: the owner, for the log.
-        extra: context of the log lines.
+    `who` owns it, and `extra` is the context of the log lines.
     """
     wait_s = FIRST_WAIT_S
     while True:
@@ -40,12 +37,7 @@ async def retry_storage(step: Callable[[], Awaitable[T]], who: str, extra: dict[
 
 
 async def store_or_log(storing: Awaitable[None], what: str) -> None:
-    """Store values for the console; a failure is only logged, and no round waits for it.
-
-    Args:
-        storing: stores them.
-        what: their name, for the log.
-    """
+    """Store values for the console; a failure is only logged, and no round waits for it."""
     try:
         await storing
     except SQLAlchemyError as error:

@@ -6,11 +6,7 @@ from fedloom.server.planning.round_plan import RoundPlan
 
 
 class RoundTrace:
-    """Records the spans of a round.
-
-    Args:
-        tracer: possibly disabled.
-    """
+    """Records the spans of a round, if the tracer is enabled."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer

@@ -32,12 +32,6 @@ class _Scraper(needs):
     """Requires a scope, except of programs on this machine if `metrics_open` is set."""
 
     async def __call__(self, request: Request) -> Principal:
-        """The principal of a request.
-
-        Raises:
-            UnauthenticatedError: the request has no valid credential.
-            ForbiddenError: its scope is too low.
-        """
         if request.app.state.context.config.metrics_open and _is_here(request):
             return Principal(name="metrics", scope=Scope.METRICS, how="loopback")
         return await super().__call__(request)

@@ -91,11 +91,10 @@ class Inspector:
 
 
 def layers(path: Path, base: Path | None = None) -> Layers:
-    """Norms of all tensors of a model file, by name. Blocks; call it in a thread.
+    """Norms of all tensors of a safetensors file, by name. Blocks; call it in a thread.
 
-    Args:
-        path: a safetensors file.
-        base: another one to compare with.
+    `base` is another one to compare with.
+
 
     Raises:
         OSError: a file is missing.

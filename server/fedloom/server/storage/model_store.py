@@ -21,11 +21,7 @@ _READ_BYTES = 1 << 20
 
 
 class ModelStore:
-    """A directory of content-addressed model files.
-
-    Args:
-        directory: created if needed.
-    """
+    """A directory of content-addressed model files, created if needed."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)

@@ -137,11 +137,7 @@ class Span:
 
 @dataclass(slots=True)
 class Part:
-    """A part that covers a whole tensor.
-
-    Attributes:
-        values: of the tensor.
-    """
+    """A part that covers a whole tensor."""
 
     values: Values
 

@@ -19,37 +19,23 @@ from fedloom.strategies.checks import check_number, check_share
 
 
 class OwnModel(Protocol):
-    """Trains and evaluates a client's own model."""
+    """Trains and evaluates a client's own model: `own` is v, `shared` w, `received` w₀, `mix` α."""
 
     @property
     def start(self) -> float:
         """The initial α of a client."""
 
     def point(self, own: Any, shared: Any, mix: float) -> Any:
-        """Return the parameters for evaluation and for gradients.
-
-        Args:
-            own: v.
-            shared: w.
-            mix: α.
-        """
+        """Return the parameters for evaluation and for gradients."""
 
     def gradient(self, grad: Any, own: Any, received: Any, mix: float) -> Any:
-        """Return the gradient for v.
-
-        Args:
-            grad: of the loss at the point.
-            own: v.
-            received: w₀.
-            mix: α.
-        """
+        """Return the gradient for v from that of the loss at the point."""
 
     def next_mix(self, mix: float, slope: float) -> float:
         """Return the α of the next step.
 
-        Args:
-            mix: α.
-            slope: of the loss over α: the inner product of v - w and the gradient at the point.
+        The slope is that of the loss over α: the inner product of v - w and the gradient at the
+        point.
         """
 
 

@@ -107,7 +107,6 @@ class Occasion:
         object.__setattr__(self, "_digest", np.frombuffer(_digest(self.names), "<u8"))
 
     def __len__(self) -> int:
-        """Number of candidates."""
         return len(self.names)
 
     def raw(self, count: int, purpose: int = 0, part: int = 0) -> NDArray[np.uint64]:

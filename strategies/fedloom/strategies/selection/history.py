@@ -54,7 +54,6 @@ class History:
         self._rows = np.empty(0, np.intp)
 
     def __len__(self) -> int:
-        """Number of clients with observations."""
         return len(self._places)
 
     @property

@@ -32,7 +32,6 @@ class Roster:
         self.place_of = {name: place for place, name in enumerate(self.names)}
 
     def __len__(self) -> int:
-        """How many."""
         return len(self.names)
 
     @cached_property
