@@ -61,11 +61,12 @@ def state_option(function: F) -> F:
     )(function)
 
 
-def directory_option(function: F) -> F:
-    """Selects the server: `--dir` on its machine, or `--url` and an API token from anywhere.
+def server_options(function: F) -> F:
+    """`--json`, and the server: `--dir` on its machine, or `--url` and an API token from anywhere.
 
     The function receives the directory; `Control` reads the other options from the context.
     """
+    function = json_option(function)
     for flag, metavar, variable, text in _REMOTE:
         function = click.option(
             flag,

@@ -7,13 +7,7 @@ import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.lazy import LazyGroup
-from fedloom.cli.common.options import (
-    Duration,
-    directory_option,
-    json_option,
-    out_option,
-    scope_option,
-)
+from fedloom.cli.common.options import Duration, out_option, scope_option, server_options
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.operator.confirm import confirm, yes_option
 from fedloom.protocol.trust.private_files import write_private
@@ -33,8 +27,7 @@ def api_token() -> None:
 @click.option("--ttl", "ttl_s", type=Duration(), default="90d", show_default=True, help="Lifetime.")
 @click.option("--forever", is_flag=True, help="No expiry; valid until revoked.")
 @out_option("Write it to a file, mode 0600, instead of printing it.")
-@directory_option
-@json_option
+@server_options
 def create(
     name: str, *, scope: str, ttl_s: float, forever: bool, out: Path | None, directory: Path
 ) -> None:
@@ -68,8 +61,7 @@ def _show_made(made: dict[str, Any], url: str) -> None:
 
 
 @api_token.command("list")
-@directory_option
-@json_option
+@server_options
 def list_api_tokens(directory: Path) -> None:
     """List API tokens, newest first. Their secrets are not stored.
 
@@ -101,8 +93,7 @@ def list_api_tokens(directory: Path) -> None:
 @api_token.command()
 @click.argument("token_id", metavar="ID")
 @yes_option
-@directory_option
-@json_option
+@server_options
 def revoke(token_id: str, directory: Path) -> None:
     """Revoke an API token.
 

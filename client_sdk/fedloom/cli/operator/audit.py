@@ -9,7 +9,7 @@ import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.lazy import LazyGroup, load
-from fedloom.cli.common.options import directory_option, json_option, state_option
+from fedloom.cli.common.options import json_option, server_options, state_option
 from fedloom.cli.connection.api_client import Control
 from fedloom.protocol.errors import IntegrityError, UsageError
 
@@ -29,8 +29,7 @@ def audit() -> None:
 @click.option("--until", type=click.DateTime(), help="Not after this local time.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
 @click.option("--before", type=click.IntRange(1), help="Only lower ids, for the next page.")
-@directory_option
-@json_option
+@server_options
 def list_entries(directory: Path, **wanted: Any) -> None:
     """List entries, newest first.
 
@@ -61,8 +60,7 @@ def list_entries(directory: Path, **wanted: Any) -> None:
 
 
 @audit.command()
-@directory_option
-@json_option
+@server_options
 def head(directory: Path) -> None:
     """Print the newest entry as ID:HASH. Store it where the server's machine cannot change it.
 

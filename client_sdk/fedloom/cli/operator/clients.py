@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.options import F, directory_option, json_option
+from fedloom.cli.common.options import F, server_options
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.operator.client_view import listing, show_detail
 from fedloom.cli.operator.confirm import act, action_options, reason_option, show_done
@@ -17,7 +17,7 @@ STATES = ("online", "offline", "working", "idle", "quarantined", "drained", "rev
 
 def _client_action(function: F) -> F:
     """The argument and the options of a command that acts on a client."""
-    for option in (json_option, directory_option, action_options, click.argument("name")):
+    for option in (server_options, action_options, click.argument("name")):
         function = option(function)
     return function
 
@@ -27,8 +27,7 @@ def _client_action(function: F) -> F:
 @click.option("--state", type=click.Choice(STATES), help="Only clients in this state.")
 @click.option("--label", metavar="NAME[=VALUE]", default="", help="Only clients with this label.")
 @watch_option
-@directory_option
-@json_option
+@server_options
 def list_clients(text: str, state: str | None, label: str, *, watch: bool, directory: Path) -> None:
     """List enrolled clients: presence, task, and certificate expiry.
 
@@ -55,8 +54,7 @@ def list_clients(text: str, state: str | None, label: str, *, watch: bool, direc
 @click.command()
 @click.argument("name")
 @click.option("--limit", type=click.IntRange(1, 500), default=15, show_default=True)
-@directory_option
-@json_option
+@server_options
 def show(name: str, limit: int, directory: Path) -> None:
     """Show a client and its latest rounds.
 
@@ -129,8 +127,7 @@ def revoke(name: str, directory: Path) -> None:
 @click.command()
 @click.argument("name")
 @click.argument("labels", metavar="LABEL=VALUE|LABEL-...", nargs=-1, required=True)
-@directory_option
-@json_option
+@server_options
 def label(name: str, labels: tuple[str, ...], directory: Path) -> None:
     """Set or remove labels of a client: `site-` removes `site`.
 
@@ -159,8 +156,7 @@ def _label(text: str) -> tuple[str, str | None]:
 @click.command()
 @click.argument("name")
 @click.argument("text")
-@directory_option
-@json_option
+@server_options
 def note(name: str, text: str, directory: Path) -> None:
     """Set the note about a client; an empty text removes it.
 

@@ -5,15 +5,14 @@ from pathlib import Path
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.options import directory_option, json_option, scope_option
+from fedloom.cli.common.options import scope_option, server_options
 from fedloom.cli.connection.api_client import Control
 
 
 @click.command()
 @scope_option(default="admin")
 @click.option("--open", "open_it", is_flag=True, help="Open it in this machine's browser.")
-@directory_option
-@json_option
+@server_options
 def console(scope: str, open_it: bool, directory: Path) -> None:
     """Print a one-time login link for the console, valid for two minutes.
 

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.options import directory_option, json_option
+from fedloom.cli.common.options import server_options
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.default_run import digest_of
 from fedloom.cli.operator.models import round_option
@@ -16,8 +16,7 @@ from fedloom.protocol.errors import UsageError
 @click.command()
 @click.argument("which", metavar="[RUN|DIGEST]", required=False)
 @round_option
-@directory_option
-@json_option
+@server_options
 def lineage(which: str | None, number: int | None, directory: Path) -> None:
     """Show a model's run, round, contributing clients and evaluations.
 
@@ -66,8 +65,7 @@ def _show_origin(origin: dict[str, Any]) -> None:
 @click.command("layers")
 @click.argument("which", metavar="[RUN|DIGEST]", required=False)
 @round_option
-@directory_option
-@json_option
+@server_options
 def show_layers(which: str | None, number: int | None, directory: Path) -> None:
     """Show a model's tensors: shape, norm, largest value.
 
@@ -83,8 +81,7 @@ def show_layers(which: str | None, number: int | None, directory: Path) -> None:
 @click.command()
 @click.argument("before", metavar="DIGEST|RUN:ROUND")
 @click.argument("after", metavar="DIGEST|RUN:ROUND")
-@directory_option
-@json_option
+@server_options
 def diff(before: str, after: str, directory: Path) -> None:
     """Show the difference between two models, tensor by tensor.
 
@@ -132,8 +129,7 @@ def _show_layers(found: dict[str, Any]) -> None:
 
 @click.command()
 @click.argument("models", metavar="DIGEST|RUN|RUN:ROUND...", nargs=-1, required=True)
-@directory_option
-@json_option
+@server_options
 def compare(models: tuple[str, ...], directory: Path) -> None:
     """Compare models by origin, promotion and evaluation.
 
@@ -163,8 +159,7 @@ def _show_comparison(models: list[dict[str, Any]]) -> None:
 
 @click.command()
 @click.argument("run", required=False)
-@directory_option
-@json_option
+@server_options
 def promotions(run: str | None, directory: Path) -> None:
     """List promotions, newest first. Clients use the first one.
 

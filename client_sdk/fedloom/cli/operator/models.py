@@ -7,7 +7,7 @@ import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.lazy import LazyCommand, LazyGroup
-from fedloom.cli.common.options import FILE, directory_option, json_option, out_option
+from fedloom.cli.common.options import FILE, json_option, out_option, server_options
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.default_run import digest_of
 from fedloom.cli.operator.confirm import act, action_options, show_done
@@ -39,8 +39,7 @@ def model() -> None:
 
 @model.command("list")
 @click.argument("run", required=False)
-@directory_option
-@json_option
+@server_options
 def list_models(run: str | None, directory: Path) -> None:
     """List the models of RUN, or of all runs, oldest first. Round 0 is the initial model.
 
@@ -107,8 +106,7 @@ def init(code: str, out: Path, *, flower: bool) -> None:
 
 @model.command()
 @click.argument("file", type=FILE)
-@directory_option
-@json_option
+@server_options
 def upload(file: Path, directory: Path) -> None:
     """Upload a model to the server, so that runs can start from its digest.
 
@@ -132,8 +130,7 @@ def upload(file: Path, directory: Path) -> None:
 @out_option(
     "Also write the federation's signed statement: digest, run and round, as JSON.", "--signature"
 )
-@directory_option
-@json_option
+@server_options
 def export(
     which: str | None, out: Path, number: int | None, signature: Path | None, directory: Path
 ) -> None:
@@ -168,8 +165,7 @@ model.add_command(click.Command("download", callback=export.callback, params=exp
 @round_option
 @click.option("--note", default="", help="A comment, shown in the list of promotions.")
 @action_options
-@directory_option
-@json_option
+@server_options
 def promote(which: str, number: int | None, note: str, directory: Path) -> None:
     """Promote a model: devices that request the promoted model get this one.
 
@@ -186,8 +182,7 @@ def promote(which: str, number: int | None, note: str, directory: Path) -> None:
 @click.argument("run")
 @click.argument("number", metavar="ROUND", type=int)
 @action_options
-@directory_option
-@json_option
+@server_options
 def rollback(run: str, number: int, directory: Path) -> None:
     """Continue RUN from the model and the state of an earlier ROUND; 0 is the initial model.
 

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from fedloom.cli.common.lazy import LazyGroup
-from fedloom.cli.common.options import directory_option, json_option
+from fedloom.cli.common.options import server_options
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.default_run import run_and_number, run_or_newest
 from fedloom.cli.operator.run_actions import ROUND_COMMANDS
@@ -27,8 +27,7 @@ def rounds() -> None:
 @click.option("--limit", type=click.IntRange(1, 500), default=20, show_default=True)
 @click.option("--before", type=click.IntRange(2), help="Rounds of lower numbers: the next page.")
 @watch_option
-@directory_option
-@json_option
+@server_options
 def list_rounds(
     run: str | None, limit: int, before: int | None, *, watch: bool, directory: Path
 ) -> None:
@@ -59,8 +58,7 @@ def _listing(found: dict[str, Any]) -> Any:
 @rounds.command()
 @click.argument("words", metavar="[RUN] [NUMBER]", nargs=-1)
 @watch_option
-@directory_option
-@json_option
+@server_options
 def show(words: tuple[str, ...], watch: bool, directory: Path) -> None:
     """Show a round and each of its clients. Default: the newest run's newest round.
 

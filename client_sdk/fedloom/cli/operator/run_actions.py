@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from fedloom.cli.common.options import Duration, F, directory_option, json_option
+from fedloom.cli.common.options import Duration, F, server_options
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.default_run import run_and_number, run_or_only
 from fedloom.cli.operator.confirm import act, action_options, reason_option, show_done
@@ -23,8 +23,7 @@ Body = dict[str, Any]
 
 def _run_options(function: F) -> F:
     for option in (
-        json_option,
-        directory_option,
+        server_options,
         action_options,
         click.option(
             "--request",
@@ -147,8 +146,7 @@ def goal(updates: int | None, quorum: int | None) -> Body:
 @click.command()
 @click.argument("words", metavar="[RUN] NUMBER", nargs=-1, required=True)
 @action_options
-@directory_option
-@json_option
+@server_options
 def quorum(words: tuple[str, ...], directory: Path) -> None:
     """Change the quorum at the deadline, for the open round and later ones.
 

@@ -9,7 +9,7 @@ import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.lazy import LazyGroup
-from fedloom.cli.common.options import directory_option, json_option
+from fedloom.cli.common.options import json_option, server_options
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.default_run import run_or_newest
 from fedloom.cli.operator.export.command import export
@@ -57,8 +57,7 @@ def template() -> None:
     help="Only evaluate the model, in one round; overrides the number of rounds.",
 )
 @click.option("--watch", is_flag=True, help="Then watch the run until it ends.")
-@directory_option
-@json_option
+@server_options
 def submit(spec: Path, model: str, evaluate: bool, watch: bool, directory: Path) -> None:
     """Start a run from an initial model.
 
@@ -94,8 +93,7 @@ def submit(spec: Path, model: str, evaluate: bool, watch: bool, directory: Path)
 
 @run.command()
 @click.argument("spec", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
-@directory_option
-@json_option
+@server_options
 def describe(spec: Path, directory: Path) -> None:
     """Check a run's settings and show its privacy guarantee; start nothing.
 
@@ -159,8 +157,7 @@ def _progress(file: BinaryIO, size_bytes: int) -> AbstractContextManager[BinaryI
     help="Refresh until the run ends; exit with 1 if it failed. With --json, one line per change.",
 )
 @click.option("--all", "everything", is_flag=True, help="Show all rounds.")
-@directory_option
-@json_option
+@server_options
 def status(run: str | None, watch: bool, everything: bool, directory: Path) -> None:
     """Show a run: progress, open round and metrics of its rounds. Default: the newest run.
 
@@ -199,8 +196,7 @@ def _watch(control: Control, run: str) -> None:
 
 @run.command("list")
 @watch_option
-@directory_option
-@json_option
+@server_options
 def list_runs(watch: bool, directory: Path) -> None:
     """List all runs, oldest first.
 
@@ -223,8 +219,7 @@ def _listing(found: dict[str, Any]) -> Any:
 @run.command()
 @click.argument("run", required=False)
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True)
-@directory_option
-@json_option
+@server_options
 def refusals(run: str | None, limit: int, directory: Path) -> None:
     """List refused uploads of a run, newest first. Default: the newest run.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.options import Duration, directory_option, json_option
+from fedloom.cli.common.options import Duration, server_options
 
 if TYPE_CHECKING:
     from fedloom.cli.connection.api_client import Control
@@ -35,8 +35,7 @@ Line = Mapping[str, Any]
 )
 @click.option("--since", type=Duration(), metavar="TIME", help="Maximum age, such as 15m or 2h.")
 @click.option("--limit", type=click.IntRange(1, PAGE), default=50, show_default=True)
-@directory_option
-@json_option
+@server_options
 def logs(  # noqa: PLR0917 - a command's options
     follow: bool, level: str, client: str, run: str, text: str, since: float | None, limit: int,
     directory: Path,

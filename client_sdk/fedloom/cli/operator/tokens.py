@@ -7,7 +7,7 @@ import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.lazy import LazyGroup
-from fedloom.cli.common.options import Duration, directory_option, json_option
+from fedloom.cli.common.options import Duration, server_options
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.operator.confirm import confirm, yes_option
 from fedloom.protocol.errors import UsageError
@@ -35,8 +35,7 @@ def token() -> None:
     metavar="DIR",
     help="Write each to DIR/NAME.token, mode 0600, instead of printing it.",
 )
-@directory_option
-@json_option
+@server_options
 def create(
     clients: tuple[str, ...], count: int | None, ttl_s: float, out: Path | None, directory: Path
 ) -> None:
@@ -89,8 +88,7 @@ def _reachable(server: dict[str, Any]) -> str:
 
 
 @token.command("list")
-@directory_option
-@json_option
+@server_options
 def list_tokens(directory: Path) -> None:
     """List tokens, newest first. Their secrets are not stored.
 
@@ -112,8 +110,7 @@ def list_tokens(directory: Path) -> None:
 @token.command()
 @click.argument("token_id", metavar="ID")
 @yes_option
-@directory_option
-@json_option
+@server_options
 def cancel(token_id: str, directory: Path) -> None:
     """Cancel an unused token.
 

@@ -7,7 +7,7 @@ import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.lazy import LazyGroup
-from fedloom.cli.common.options import F, directory_option, json_option, scope_option
+from fedloom.cli.common.options import F, scope_option, server_options
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.operator.confirm import confirm, yes_option
 from fedloom.protocol.errors import UsageError
@@ -37,8 +37,7 @@ def _password_option(function: F) -> F:
 @click.argument("name")
 @scope_option(required=True)
 @_password_option
-@directory_option
-@json_option
+@server_options
 def add(name: str, scope: str, password_file: Path | None, directory: Path) -> None:
     """Add a user; prompts for the password.
 
@@ -53,8 +52,7 @@ def add(name: str, scope: str, password_file: Path | None, directory: Path) -> N
 
 
 @user.command("list")
-@directory_option
-@json_option
+@server_options
 def list_users(directory: Path) -> None:
     """List users by name.
 
@@ -83,8 +81,7 @@ def list_users(directory: Path) -> None:
 @user.command()
 @click.argument("name")
 @_password_option
-@directory_option
-@json_option
+@server_options
 def passwd(name: str, password_file: Path | None, directory: Path) -> None:
     """Change a user's password and end all sessions of the user.
 
@@ -100,8 +97,7 @@ def passwd(name: str, password_file: Path | None, directory: Path) -> None:
 @user.command("scope")
 @click.argument("name")
 @scope_option(required=True)
-@directory_option
-@json_option
+@server_options
 def set_scope(name: str, scope: str, directory: Path) -> None:
     """Change a user's permissions, starting with the next request.
 
@@ -115,8 +111,7 @@ def set_scope(name: str, scope: str, directory: Path) -> None:
 
 @user.command()
 @click.argument("name")
-@directory_option
-@json_option
+@server_options
 def logout(name: str, directory: Path) -> None:
     """End all sessions of a user.
 
@@ -131,8 +126,7 @@ def logout(name: str, directory: Path) -> None:
 @user.command()
 @click.argument("name")
 @yes_option
-@directory_option
-@json_option
+@server_options
 def remove(name: str, directory: Path) -> None:
     """Remove a user, the user's sessions, and API tokens that the user created.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.options import directory_option, json_option
+from fedloom.cli.common.options import server_options
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.event_stream import SILENCE_S
 from fedloom.protocol.errors import UsageError
@@ -16,8 +16,7 @@ from fedloom.protocol.errors import UsageError
 
 @click.command()
 @click.option("--once", is_flag=True, help="Print one screen and exit.")
-@directory_option
-@json_option
+@server_options
 def top(once: bool, directory: Path) -> None:
     """Watch a server live: health, runs, the open round, its clients and recent refusals.
 

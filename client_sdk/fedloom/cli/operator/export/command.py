@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.options import directory_option, json_option
+from fedloom.cli.common.options import server_options
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.default_run import ACTIVE, run_or_newest
 from fedloom.cli.operator.export.mlflow import MLflowRun
@@ -159,8 +159,7 @@ def rounds_of(control: Control, run: str, *, after: int = 0) -> list[Round]:
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--jsonl", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--watch", is_flag=True, help="Keep exporting until the run ends.")
-@directory_option
-@json_option
+@server_options
 def export(  # noqa: PLR0917 - a command's options
     run: str | None,
     tensorboard: Path | None,
