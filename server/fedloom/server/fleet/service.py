@@ -5,6 +5,7 @@ updates.
 """
 
 import logging
+import time
 from typing import Any
 
 import grpc
@@ -15,7 +16,6 @@ from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.server.fleet import issuing
 from fedloom.server.fleet.attend import Attending
 from fedloom.server.fleet.authenticate import Context
-from fedloom.server.fleet.bandwidth_probe import measured
 from fedloom.server.fleet.calls import Calls
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.download import Downloads
@@ -29,13 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class FleetService:
-    """Handlers of `fedloom.v1.Fleet`.
-
-    Args:
-        server: its context.
-        runs: finds rounds.
-        authority: renews certificates; None on plaintext loopback.
-    """
+    """Handlers of `fedloom.v1.Fleet`; on plaintext loopback without an authority."""
 
     def __init__(self, server: FleetContext, runs: Runs, authority: Authority | None) -> None:
         self._server = server
@@ -106,9 +100,20 @@ class FleetService:
         raise AssertionError("aborted")
 
     async def measure(self, raw: bytes, context: Context) -> bytes:
-        """Answer a client's measurement of its connection."""
+        """Answer a client's measurement of its connection with the server's time and bytes.
+
+        An answer is no longer than a chunk of a model, whatever was requested.
+        """
         async with self._calls.enter(context):
-            return measured(raw)
+            head, longest = methods.MEASURE_HEAD, methods.CHUNK_BYTES
+            if len(raw) < head.size:
+                message = f"Expected at least {head.size} bytes, got {len(raw)}."
+                raise Refusal(Code.MALFORMED, message)
+            (wanted,) = head.unpack_from(raw)
+            if wanted > longest:
+                message = f"Expected to send back at most {longest} bytes, got {wanted}."
+                raise Refusal(Code.TOO_LARGE, message)
+            return methods.MEASURE_REPLY.pack(time.time()) + bytes(wanted)
         raise AssertionError("aborted")
 
     async def promoted(self, raw: bytes, context: Context) -> fleet_pb2.PromotedReply:

@@ -142,16 +142,16 @@ class ObservationRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateRow:
-    """An accepted update.
+class UpdateColumns:
+    """What is stored of an update.
 
     Attributes:
         round: in which its client was asked.
-        counts_in: the round whose sum it is in.
-        identity: hash of its header and checksum.
-        file: name in the spool; empty when it carries no tensors.
+        identity: hash of header and checksum; equal for repeats of an upload.
+        file: name in the spool; empty when the update carries no tensors.
         training: num_examples and metrics, as `{"num_examples": n, "values": {...}}`.
         evaluation: likewise.
+        counts_in: the round whose sum it is in; None for `round`.
     """
 
     run: str
@@ -162,10 +162,16 @@ class UpdateRow:
     size_bytes: int
     weight: float
     norm: float
-    training: dict[str, Any]
-    evaluation: dict[str, Any]
+    training: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    counts_in: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRow(UpdateColumns):
+    """An accepted update."""
+
     accepted_at: float
-    counts_in: int | None
     staleness: int | None
 
 

@@ -4,13 +4,12 @@ The row with primary key (run, round, client) accepts an update, so it counts on
 """
 
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.server.ledger.rows import UpdateRow, values
+from fedloom.server.ledger.rows import UpdateColumns, UpdateRow, values
 from fedloom.server.ledger.store import Store, counted_in
 from fedloom.server.ledger.tables import cohorts, rounds, updates
 
@@ -19,29 +18,9 @@ REPORTING, CLOSING, COMMITTED, ABANDONED = "reporting", "closing", "committed", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptedUpdate:
-    """An accepted update.
+class AcceptedUpdate(UpdateColumns):
+    """An update to accept; `staleness` models were committed between its two rounds."""
 
-    Attributes:
-        identity: hash of header and checksum; equal for repeats of an upload.
-        file: name in the spool; empty when the update carries no tensors.
-        training: num_examples and metrics, as `{"num_examples": n, "values": {...}}`.
-        evaluation: likewise.
-        counts_in: the round whose sum it is in; None for `round`.
-        staleness: models committed between the two.
-    """
-
-    run: str
-    round: int
-    client: str
-    identity: str
-    file: str
-    size_bytes: int
-    weight: float
-    norm: float
-    training: dict[str, Any] = field(default_factory=dict)
-    evaluation: dict[str, Any] = field(default_factory=dict)
-    counts_in: int | None = None
     staleness: int = 0
 
     @property

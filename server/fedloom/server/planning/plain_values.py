@@ -48,8 +48,6 @@ def _check(value: object, where: str, depth: int) -> None:
         case list() | tuple():
             for each in value:
                 _check(each, where, depth - 1)
-        case _:
-            pass
 
 
 def _check_text(text: object, where: str) -> None:

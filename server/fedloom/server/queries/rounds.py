@@ -38,7 +38,6 @@ async def round_detail(
 
     `run` may be a unique prefix of the id.
 
-
     Raises:
         NotFoundError: the run has no such round.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fedloom.protocol.crash_points import crossing
 from fedloom.server.engine import RoundKind
 from fedloom.server.ledger.rows import ObservationRow, UpdateRow
-from fedloom.server.metrics.meters import STOPPED
+from fedloom.server.metrics.meters import EARLY, GOAL, STOPPED
 from fedloom.server.planning.advance import counts
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.context import RoundsContext
@@ -42,27 +42,13 @@ class Outcome:
     cause: str = STOPPED
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The result of a committed round.
-
-    Attributes:
-        model: digest of the next model.
-        strategy_state: the ledger's note of the state that belongs to it.
-        updates: rows of the accepted updates.
-        observed: as in `Outcome`.
-        excluded: as in `Outcome`.
-    """
-
-    model: str
-    strategy_state: str | None
-    updates: Sequence[UpdateRow]
-    observed: Sequence[ObservationRow]
-    excluded: frozenset[str]
-
-
-async def commit(plan: RoundPlan, total: RoundSum, context: RoundsContext) -> Result:
+async def commit(
+    plan: RoundPlan, total: RoundSum, context: RoundsContext, goal: int
+) -> tuple[Outcome, Sequence[UpdateRow]]:
     """Compute the next model from a round's updates, store it, and commit the round.
+
+    Returns:
+        How the round ended, at its goal of updates or early; and the rows of the accepted updates.
 
     Raises:
         TooFewUpdatesError: the aggregation needs more updates; another round may have them.
@@ -87,4 +73,6 @@ async def commit(plan: RoundPlan, total: RoundSum, context: RoundsContext) -> Re
     observed: Sequence[ObservationRow] = ()
     if trains and plan.spec.build_selection().needs:
         observed = await context.in_ledger(ledger.observations, plan.run, plan.number - 1)
-    return Result(done.model.digest, done.note, updates, observed, done.excluded)
+    cause, model = GOAL if len(updates) >= goal else EARLY, done.model.digest
+    outcome = Outcome(model, done.note, observed=observed, excluded=done.excluded, cause=cause)
+    return outcome, updates

@@ -71,16 +71,13 @@ async def read(
         first: number of the first round whose clients may still be at work.
         context: storage, connected clients, and what observes rounds.
     """
-    ledger, key = context.ledger, plan.key
-    if row is None:
-        return StoredRound(
-            row=None, at_work=await context.in_ledger(ledger.at_work, plan.run, first)
-        )
-    members = await context.in_ledger(ledger.cohort, *key)
-    accepted = await context.in_ledger(ledger.accepted, *key)
-    at_work: Sequence[CohortRow] = ()
-    if buffer_settings(plan) is not None:
+    ledger, at_work = context.ledger, list[CohortRow]()
+    if row is None or buffer_settings(plan) is not None:
         at_work = await context.in_ledger(ledger.at_work, plan.run, first)
+    if row is None:
+        return StoredRound(row=None, at_work=at_work)
+    members = await context.in_ledger(ledger.cohort, *plan.key)
+    accepted = await context.in_ledger(ledger.accepted, *plan.key)
     return StoredRound(row=row, members=members, accepted=accepted, at_work=at_work)
 
 

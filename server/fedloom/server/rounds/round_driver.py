@@ -253,10 +253,7 @@ class RoundDriver:
 
     def let_go(self, client: str, reason: str) -> None:
         """Stop waiting for a member and withdraw its task."""
-        run, number = self.key_of(client)
-        task = fleet_pb2.TaskKey(run=run, round=number)
-        message = fleet_pb2.ServerMessage(withdraw=fleet_pb2.Withdraw(task=task, reason=reason))
-        self._context.fleet.send(client, message)
+        self._send_withdrawal(client, self.key_of(client), reason)
         self.client_failed(client, reason)
 
     def client_available(self, client: str) -> None:
@@ -412,28 +409,27 @@ class RoundDriver:
         if not self._kept:
             lost = self.engine.cohort.phases.get(effect.client) is Phase.LOST
             self._context.records.withdrawn(plan.key, effect.client, LOST if lost else LATE)
-        message = fleet_pb2.ServerMessage(
-            withdraw=fleet_pb2.Withdraw(
-                task=fleet_pb2.TaskKey(run=plan.run, round=plan.number), reason=effect.reason
-            )
-        )
-        self._context.fleet.send(effect.client, message)
+        self._send_withdrawal(effect.client, plan.key, effect.reason)
         self._context.fleet.free(effect.client, plan.key)
 
+    def _send_withdrawal(self, client: str, key: tuple[str, int], reason: str) -> None:
+        task = fleet_pb2.TaskKey(run=key[0], round=key[1])
+        message = fleet_pb2.ServerMessage(withdraw=fleet_pb2.Withdraw(task=task, reason=reason))
+        self._context.fleet.send(client, message)
+
     async def _close(self) -> Outcome:
-        done = await commit(self.plan, self._sum, self._context)
+        goal = self.engine.config.goal
+        outcome, updates = await commit(self.plan, self._sum, self._context, goal)
+        assert outcome.model is not None
         self.feed(events.Committed())
         self._keep_records()
-        self._clean(update.file for update in done.updates)
-        num_updates = len(done.updates)
+        self._clean(update.file for update in updates)
         log.info(
             "round %d of %s committed %s from %d updates",
-            self.plan.number, self.plan.run, done.model[:12], num_updates,
+            self.plan.number, self.plan.run, outcome.model[:12], len(updates),
             extra=self._about(),
         )  # fmt: skip
-        cause = meters.GOAL if num_updates >= self.engine.config.goal else meters.EARLY
-        model, state = done.model, done.strategy_state
-        return Outcome(model, state, observed=done.observed, excluded=done.excluded, cause=cause)
+        return outcome
 
     async def _fail(self, error: Exception) -> Outcome:
         known = isinstance(error, FedloomError | TooFewUpdatesError)

@@ -95,7 +95,6 @@ def layers(path: Path, base: Path | None = None) -> Layers:
 
     `base` is another one to compare with.
 
-
     Raises:
         OSError: a file is missing.
     """
