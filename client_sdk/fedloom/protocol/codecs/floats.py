@@ -53,11 +53,11 @@ class _Halved(Codec):
     def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
         expect("values", arrays["values"], (self.dtype,), (size_of(shape),))
 
-    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Widener":  # noqa: ARG002 - the protocol's
+    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Widener":
         """Return an inspector that yields every value."""
         return _Widener(self)
 
-    def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> "_Decoder":  # noqa: ARG002 - the protocol's
+    def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> "_Decoder":
         return _Decoder(self, read["values"])
 
 
@@ -69,11 +69,7 @@ class Fp16(_Halved):
     dtype: ClassVar[str] = "F16"
 
     def encode(
-        self,
-        values: Floats,
-        shape: Shape,  # noqa: ARG002 - the protocol's
-        seed: int,  # noqa: ARG002 - nothing is random
-        memory: Mapping[str, NDArray[Any]],  # noqa: ARG002 - the protocol's
+        self, values: Floats, shape: Shape, seed: int, memory: Mapping[str, NDArray[Any]]
     ) -> Encoded:
         """Round to the nearest, ties to even."""
         codes = np.empty(values.size, np.float16)
@@ -101,11 +97,7 @@ class Bf16(_Halved):
     dtype: ClassVar[str] = "BF16"
 
     def encode(
-        self,
-        values: Floats,
-        shape: Shape,  # noqa: ARG002 - the protocol's
-        seed: int,
-        memory: Mapping[str, NDArray[Any]],  # noqa: ARG002 - the protocol's
+        self, values: Floats, shape: Shape, seed: int, memory: Mapping[str, NDArray[Any]]
     ) -> Encoded:
         """Add 16 random bits below the last one kept, and drop them."""
         codes = np.empty(values.size, np.uint16)
@@ -137,7 +129,7 @@ class _Widener(Inspector):
         self._codec = codec
         self._values = np.empty(WORK, np.float32)
 
-    def feed(self, role: str, items: NDArray[Any]) -> Iterator[Floats]:  # noqa: ARG002 - there is one
+    def feed(self, role: str, items: NDArray[Any]) -> Iterator[Floats]:
         for start in range(0, items.size, WORK):
             block = items[start : start + WORK]
             out = self._values[: block.size]

@@ -71,11 +71,7 @@ class Lossless(Codec):
         return 4 * size_of(shape)
 
     def encode(
-        self,
-        values: Floats,
-        shape: Shape,  # noqa: ARG002 - the protocol's
-        seed: int,  # noqa: ARG002 - nothing is random
-        memory: Mapping[str, NDArray[Any]],  # noqa: ARG002 - the protocol's
+        self, values: Floats, shape: Shape, seed: int, memory: Mapping[str, NDArray[Any]]
     ) -> Encoded:
         """Deflate block by block; one that does not shrink is stored."""
         lengths, data = [], bytearray()  # grows in place, without a second copy
@@ -105,7 +101,7 @@ class Lossless(Codec):
         """Return an inspector that inflates each complete block."""
         return _Inspector(size_of(shape), arrays["data"].shape[0])
 
-    def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> "_Decoder":  # noqa: ARG002 - the protocol's
+    def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> "_Decoder":
         """Return a decoder."""
         return _Decoder(size_of(shape), read)
 

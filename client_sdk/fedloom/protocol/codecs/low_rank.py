@@ -97,11 +97,11 @@ class LowRank(Codec):
         expect("left", arrays["left"], ("F32",), (m, self.rank))
         expect("right", arrays["right"], ("F32",), (n, self.rank))
 
-    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":  # noqa: ARG002 - the protocol's
+    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":
         """Return an inspector that holds both factors and yields their product at the end."""
         return _Inspector(shape, self.rank)
 
-    def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> "_Product":  # noqa: ARG002 - the protocol's
+    def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> "_Product":
         """Return a decoder that holds both factors."""
         m, n = matrix_of(shape)
         left = np.array(read["left"](0, m * self.rank)).reshape(m, self.rank)

@@ -79,11 +79,7 @@ class _Quantised(Codec):
         return 4 * self.rows(shape) + self.codes_in(size_of(shape))
 
     def encode(
-        self,
-        values: Floats,
-        shape: Shape,
-        seed: int,
-        memory: Mapping[str, NDArray[Any]],  # noqa: ARG002 - the protocol's
+        self, values: Floats, shape: Shape, seed: int, memory: Mapping[str, NDArray[Any]]
     ) -> Encoded:
         """Encode with 16 random bits per value."""
         scales = np.empty(self.rows(shape), np.float32)
@@ -103,11 +99,11 @@ class _Quantised(Codec):
         expect("scales", arrays["scales"], ("F32",), (self.rows(shape),))
         expect("codes", arrays["codes"], (self.dtype,), (self.codes_in(size_of(shape)),))
 
-    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":  # noqa: ARG002 - the protocol's
+    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":
         """Return a checker of scales and of every decoded value."""
         return _Inspector(self, shape)
 
-    def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> "_Decoder":  # noqa: ARG002 - the protocol's
+    def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> "_Decoder":
         return _Decoder(self, shape, read)
 
 

@@ -89,11 +89,7 @@ class TopK(_Sparse):
         return 4 * count + min(2 * count, (size + 7) // 8)
 
     def encode(
-        self,
-        values: Floats,
-        shape: Shape,  # noqa: ARG002 - the protocol's
-        seed: int,  # noqa: ARG002 - nothing is random
-        memory: Mapping[str, NDArray[Any]],  # noqa: ARG002 - the protocol's
+        self, values: Floats, shape: Shape, seed: int, memory: Mapping[str, NDArray[Any]]
     ) -> Encoded:
         """Select."""
         count = self.kept(values.size)
@@ -123,11 +119,11 @@ class TopK(_Sparse):
         else:
             expect("bits", arrays["bits"], ("U8",), ((size + 7) // 8,))
 
-    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":  # noqa: ARG002 - the protocol's
+    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":
         """Return a checker of the values and of their places."""
         return _Inspector(size_of(shape), self.kept(size_of(shape)))
 
-    def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> "_Decoder":  # noqa: ARG002 - the protocol's
+    def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> "_Decoder":
         """Return a decoder."""
         size = size_of(shape)
         places = _Gaps(read["gaps"], self.kept(size)) if "gaps" in read else _Bits(read["bits"])
@@ -233,11 +229,7 @@ class RandomK(_Sparse):
         return 4 * self.kept(size_of(shape))
 
     def encode(
-        self,
-        values: Floats,
-        shape: Shape,  # noqa: ARG002 - the protocol's
-        seed: int,
-        memory: Mapping[str, NDArray[Any]],  # noqa: ARG002 - the protocol's
+        self, values: Floats, shape: Shape, seed: int, memory: Mapping[str, NDArray[Any]]
     ) -> Encoded:
         """Draw."""
         count = self.kept(values.size)
@@ -256,7 +248,7 @@ class RandomK(_Sparse):
         """Check the size, which follows from the shape."""
         expect("values", arrays["values"], ("F32",), (self.kept(size_of(shape)),))
 
-    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":  # noqa: ARG002 - the protocol's
+    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":
         """Return a checker of the values."""
         return _Inspector(size_of(shape), 0)
 
