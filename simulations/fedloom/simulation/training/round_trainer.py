@@ -27,7 +27,7 @@ from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.kernels.base import ClientJob, Measurement, Params, RoundTask
 from fedloom.simulation.output.history import WorkerShare
 from fedloom.simulation.training.spooled_updates import Spooled
-from fedloom.simulation.workers.base import Progress, Report, WorkerGroup
+from fedloom.simulation.workers.base import Progress, Report, RoundWork, WorkerGroup
 from fedloom.simulation.workers.placement import TimeModel, grouped, longest_first
 from fedloom.strategies import Partial, Updates
 from fedloom.strategies.privacy import Stream
@@ -251,7 +251,7 @@ class Trainer:
         """Train clients and add their updates to the sum of `result`."""
         groups = grouped(jobs, self._sizes, self._group)
         ordered = longest_first(groups, self._times.predict())
-        gave = self._crew.train(params, task, ordered, result.partial, progress)
+        gave = self._crew.train(RoundWork(params, task, ordered, result.partial, progress))
         self._times.observe(gave.reports)
         result.shares = _added(result.shares, gave.shares)
         return gave.reports

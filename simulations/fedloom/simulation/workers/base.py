@@ -17,6 +17,25 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class RoundWork:
+    """The jobs of a round.
+
+    Attributes:
+        params: the round's model.
+        task: the round's task.
+        groups: jobs that are done together, the longest first.
+        partial: the round's sum so far.
+        progress: called repeatedly.
+    """
+
+    params: Params
+    task: RoundTask
+    groups: Sequence[Sequence[ClientJob]]
+    partial: Partial
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The result of one job.
 
@@ -61,23 +80,8 @@ class WorkerGroup(Protocol):
     def size(self) -> int:
         """Number of workers."""
 
-    def train(
-        self,
-        params: Params,
-        task: RoundTask,
-        groups: Sequence[Sequence[ClientJob]],
-        partial: Partial,
-        progress: Progress,
-    ) -> Yield:
-        """Do a round's jobs and add accepted updates to `partial`.
-
-        Args:
-            params: the round's model.
-            task: the round's task.
-            groups: jobs that are done together, the longest first.
-            partial: the round's sum so far.
-            progress: called repeatedly.
-        """
+    def train(self, work: RoundWork) -> Yield:
+        """Do a round's jobs and add accepted updates to its sum."""
 
     def evaluate(self, params: Params, num_examples: int) -> Measurement:
         """Evaluate a model on the population's first `num_examples` test examples."""

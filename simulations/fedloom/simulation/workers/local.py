@@ -1,14 +1,12 @@
 """A group of one worker: this process."""
 
 import time
-from collections.abc import Sequence
 
-from fedloom.simulation.kernels.base import ClientJob, Measurement, Params, RoundTask
+from fedloom.simulation.kernels.base import Measurement, Params
 from fedloom.simulation.output.history import WorkerShare
-from fedloom.simulation.workers.base import Progress, Yield
+from fedloom.simulation.workers.base import RoundWork, Yield
 from fedloom.simulation.workers.measure import chunks, mean
 from fedloom.simulation.workers.worker import Worker
-from fedloom.strategies import Partial
 
 
 class LocalWorkers:
@@ -20,21 +18,14 @@ class LocalWorkers:
         self._worker = worker
         self._name = f"this process ({device})"
 
-    def train(
-        self,
-        params: Params,
-        task: RoundTask,
-        groups: Sequence[Sequence[ClientJob]],
-        partial: Partial,
-        progress: Progress,
-    ) -> Yield:
+    def train(self, work: RoundWork) -> Yield:
         """Do a round's jobs; see `WorkerGroup.train`."""
         done = Yield()
         begin = time.perf_counter()
-        for group in groups:
-            for report in self._worker.train(params, task, group, partial):
+        for group in work.groups:
+            for report in self._worker.train(work.params, work.task, group, work.partial):
                 done.reports.append(report)
-                progress(len(done.reports))
+                work.progress(len(done.reports))
         busy_s = time.perf_counter() - begin
         done.shares = (WorkerShare(worker=self._name, clients=len(done.reports), busy_s=busy_s),)
         return done

@@ -20,12 +20,11 @@ import numpy as np
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.simulation.kernels.base import ClientJob, Measurement, Params, RoundTask
 from fedloom.simulation.output.history import WorkerShare
-from fedloom.simulation.workers.base import Progress, Report, Yield
+from fedloom.simulation.workers.base import Report, RoundWork, Yield
 from fedloom.simulation.workers.failures import explained
 from fedloom.simulation.workers.measure import chunks, mean
 from fedloom.simulation.workers.shared import SharedArrays, SharedSum
 from fedloom.simulation.workers.worker import Worker
-from fedloom.strategies import Partial
 from fedloom.strategies.exact.partial import Key, TensorSpec
 
 REPORT_S = 0.1
@@ -94,25 +93,18 @@ class WorkerPool:
         """Number of workers."""
         return len(self._pipes)
 
-    def train(
-        self,
-        params: Params,
-        task: RoundTask,
-        groups: Sequence[Sequence[ClientJob]],
-        partial: Partial,
-        progress: Progress,
-    ) -> Yield:
+    def train(self, work: RoundWork) -> Yield:
         """Do a round's jobs; see `WorkerGroup.train`."""
         done = Yield()
         busy = [(0, 0.0)] * self.size
-        self._send(params, ("train", task, _packed(groups)))
+        self._send(work.params, ("train", work.task, _packed(work.groups)))
         for number, message in self._answers():
             match message:
                 case ("reports", reports):
                     done.reports += reports
-                    progress(len(done.reports))
+                    work.progress(len(done.reports))
                 case ("sum", header, weights, clients, busy_s):
-                    partial.merge(self._sums[number].end(header, weights))
+                    work.partial.merge(self._sums[number].end(header, weights))
                     busy[number] = clients, busy_s
         done.shares = tuple(
             WorkerShare(worker=name, clients=clients, busy_s=busy_s)

@@ -8,7 +8,7 @@ wait for them forever.
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from fedloom.protocol.errors import FedloomError, UnavailableError, UsageError
 from fedloom.simulation.kernels.base import ClientJob, Measurement, Params, RoundTask
 from fedloom.simulation.output.history import WorkerShare
-from fedloom.simulation.workers.base import Progress, Report, Yield
+from fedloom.simulation.workers.base import Report, RoundWork, Yield
 from fedloom.simulation.workers.measure import chunks, mean
 from fedloom.simulation.workers.worker import Worker
 from fedloom.strategies import Partial
@@ -105,20 +105,13 @@ class RayCrew:
         """Number of workers."""
         return len(self._actors)
 
-    def train(
-        self,
-        params: Params,
-        task: RoundTask,
-        groups: Sequence[Sequence[ClientJob]],
-        partial: Partial,
-        progress: Progress,
-    ) -> Yield:
+    def train(self, work: RoundWork) -> Yield:
         """Do a round's jobs; see `WorkerGroup.train`."""
-        model = ray.put({name: np.asarray(array) for name, array in params.items()})
-        waiting = [list(group) for group in groups][::-1]
+        model = ray.put({name: np.asarray(array) for name, array in work.params.items()})
+        waiting = [list(group) for group in work.groups][::-1]
         done, clients, busy = Yield(), [0] * self.size, [0.0] * self.size
         _get([actor.begin.remote() for actor in self._actors])
-        running = {self._hand(n, model, task, waiting, done): n for n in range(self.size)}
+        running = {self._hand(n, model, work.task, waiting, done): n for n in range(self.size)}
         while running:
             (ready, *_), _ = ray.wait(list(running), num_returns=1)
             number = running.pop(ready)
@@ -126,12 +119,12 @@ class RayCrew:
             done.reports += reports
             clients[number] += len(reports)
             busy[number] += seconds
-            progress(len(done.reports))
+            work.progress(len(done.reports))
             if waiting:
-                running[self._hand(number, model, task, waiting, done)] = number
+                running[self._hand(number, model, work.task, waiting, done)] = number
         for arrays, header in _get([actor.end.remote() for actor in self._actors]):
             own = {name: np.array(array) for name, array in arrays.items()}
-            partial.merge(Partial.from_arrays(own, header))
+            work.partial.merge(Partial.from_arrays(own, header))
         done.shares = tuple(
             WorkerShare(worker=name, clients=n, busy_s=s)
             for name, n, s in zip(self._names, clients, busy, strict=True)
