@@ -64,12 +64,7 @@ class Watcher:
 
 
 class Hub:
-    """The watchers of a server.
-
-    Args:
-        pace_s: interval of messages, seconds.
-        beat_s: interval of `beat` events, seconds.
-    """
+    """The watchers of a server; intervals are in seconds."""
 
     def __init__(self, pace_s: float = PACE_S, beat_s: float = BEAT_S) -> None:
         self._pace_s = pace_s
@@ -101,10 +96,7 @@ class Hub:
             self._hurry()
 
     def version_of(self, heard: Iterable[str]) -> int:
-        """The version of the last change of some topics.
-
-        Args:
-            heard: topics, each as `topic` or `topic:subject`.
+        """The version of the last change of some topics, each as `topic` or `topic:subject`.
 
         >>> hub = Hub()
         >>> hub.changed("run", "a"), hub.changed("run", "b"), hub.changed("work")

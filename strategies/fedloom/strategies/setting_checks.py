@@ -47,12 +47,9 @@ def hint(name: object, known: Iterable[str], elsewhere: Sequence[str] = ()) -> s
 
 
 def lookup(kind: str, name: object, known: Mapping[str, T]) -> T:
-    """Return the entry of a registry.
+    """Return the entry of a registry by the name that the user wrote.
 
-    Args:
-        kind: of entry, with its article, or the setting that names it.
-        name: what the user wrote.
-        known: entries by name.
+    `kind` is of the entry, with its article, or the setting that names it.
 
     Raises:
         ValueError: the name is unknown.
@@ -63,12 +60,7 @@ def lookup(kind: str, name: object, known: Mapping[str, T]) -> T:
 
 
 def check_names(values: Iterable[str], known: Collection[str], table: str = "") -> None:
-    """Refuse settings that a table does not have.
-
-    Args:
-        values: names that the user wrote.
-        known: names of the table's settings.
-        table: its dotted name, or empty at the top level.
+    """Refuse settings that a table of this dotted name does not have; empty at the top level.
 
     Raises:
         ValueError: a setting is unknown; the message has the nearest name.

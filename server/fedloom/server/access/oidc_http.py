@@ -30,11 +30,6 @@ RENEW_S = 30.0
 def load(config: OidcConfig, state_dir: Path, url: str) -> Oidc:
     """Build the logins through the configured provider.
 
-    Args:
-        config: `[oidc]`.
-        state_dir: folder of the client's secret.
-        url: of the console.
-
     Raises:
         UsageError: the secret cannot be read, or the extra `oidc` is not installed.
     """

@@ -49,11 +49,9 @@ def read_head(text: str) -> Head:
 
 
 def verify(state_dir: Path, anchors: Sequence[str] = ()) -> Verdict:
-    """Verify the whole trail of a state directory, read-only.
+    """Verify the whole trail of a state directory, read-only; its server may be running.
 
-    Args:
-        state_dir: of the server, which may be running.
-        anchors: heads kept elsewhere, as `ID:HASH`.
+    `anchors` are heads kept elsewhere, as `ID:HASH`.
 
     Raises:
         UsageError: there is no server, or an anchor is not valid.

@@ -24,11 +24,7 @@ _VALUE: Final = "value"
 
 
 def capture(strategy: Any, fresh: Any) -> tuple[dict[str, Params], list[str]]:
-    """The memory of a strategy after a round.
-
-    Args:
-        strategy: after the round.
-        fresh: the strategy as it was loaded.
+    """The memory of a strategy after a round, compared with the strategy as it was loaded.
 
     Returns:
         Slots of arrays, and the names of changed attributes that cannot be kept.

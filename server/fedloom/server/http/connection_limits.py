@@ -39,10 +39,7 @@ def raise_limit() -> int:
 
 
 def places(files: int) -> tuple[int, int]:
-    """Connections allowed on the fleet's and on the enrolment port.
-
-    Args:
-        files: this process's limit of open files.
+    """Connections allowed on the fleet's and on the enrolment port, by the limit of open files.
 
     >>> places(65536), places(1024)
     ((61440, 2048), (640, 128))

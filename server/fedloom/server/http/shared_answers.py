@@ -54,12 +54,7 @@ class Answers:
         self._made.clear()
 
     async def get(self, key: Key, make: Callable[[], Awaitable[Response]]) -> Answer:
-        """An answer, made for the first request.
-
-        Args:
-            key: URL, scope and version of the topics.
-            make: makes the answer.
-        """
+        """An answer, made for the first request with this URL, scope and version of the topics."""
         now = time.monotonic()
         known = self._made.get(key)
         if known is None or now - known[0] >= KEPT_S:

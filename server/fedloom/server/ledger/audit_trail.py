@@ -105,11 +105,9 @@ def entry_hash(row: Mapping[str, Any]) -> str:
 
 
 def first_break(rows: Iterable[Mapping[str, Any]], anchors: Iterable[Head] = ()) -> Break | None:
-    """Find the first entry that was changed; None for an intact trail.
+    """Find the first entry that was changed in a whole trail by id; None if it is intact.
 
-    Args:
-        rows: the whole trail by id.
-        anchors: heads kept elsewhere.
+    `anchors` are heads kept elsewhere.
     """
     wanted = {anchor.id: anchor.hash for anchor in anchors if anchor.id}
     number, previous = 0, FIRST

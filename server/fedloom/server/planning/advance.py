@@ -70,12 +70,7 @@ def begin(setup: RunSetup, model: Params) -> TrainingState:
 
 
 def advance(setup: RunSetup, before: TrainingState, result: RoundResult) -> Advanced:
-    """Return the state after a round that closed.
-
-    Args:
-        setup: of the run.
-        before: the state from which the round started.
-        result: its accepted updates.
+    """Return the state after a round that closed, from the state in which it started.
 
     Raises:
         TooFewUpdatesError: the aggregation needs more updates; abandon the round.

@@ -51,9 +51,7 @@ class CohortMember:
 def observe(members: Iterable[CohortMember], policy: Selection) -> list[Observation]:
     """Return the observations of a committed training round for a selection policy.
 
-    Args:
-        members: of its cohort.
-        policy: names the metrics that are a client's loss and label.
+    The policy names the metrics that are a client's loss and label.
     """
     loss, label = metrics_of(policy)
     return [

@@ -72,14 +72,9 @@ class RoundMetrics:
 
 
 def measure(setup: RunSetup, reports: Sequence[ClientReport], trained: int) -> RoundMetrics:
-    """Summarize a committed round.
+    """Summarize a committed round, the last of `trained` ones.
 
     A private run reports its spent budget only: no noise protects what clients measured.
-
-    Args:
-        setup: of the run.
-        reports: of the accepted updates.
-        trained: rounds committed, this one included.
     """
     if setup.privacy is not None:
         return RoundMetrics(privacy=setup.privacy.spent(trained))
@@ -95,9 +90,5 @@ def last_counted(before: Mapping[str, int], reports: Sequence[ClientReport]) -> 
     """For each client, the round of the task whose update with tensors last counted.
 
     A client's memory belongs to that round. `Ledger.last_counted` is the same rule in SQL.
-
-    Args:
-        before: the result before the round.
-        reports: of the committed round.
     """
     return {**before, **{r.client: r.asked_in for r in reports if r.has_tensors}}

@@ -84,13 +84,7 @@ async def versions(context: ConsoleContext) -> views.Versions:
 async def parts_page(
     context: ConsoleContext, name: str, *, before: float = 0, limit: int = 50
 ) -> views.PartList:
-    """A client's tasks in rounds, newest first.
-
-    Args:
-        context: of the server.
-        name: of the client.
-        before: `offered_at` of the last part of the page before; 0 for the first page.
-        limit: most parts.
+    """A client's tasks in rounds, newest first; with `before`, those offered earlier.
 
     Raises:
         NotFoundError: no client has this name.

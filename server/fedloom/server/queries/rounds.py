@@ -17,13 +17,9 @@ _OPEN = ("reporting", "closing")
 async def rounds_page(
     context: ConsoleContext, run: str, *, before: int = 0, limit: int = 50
 ) -> RoundList:
-    """Rounds of a run, newest first.
+    """Rounds of a run, newest first; with `before`, those of lower numbers.
 
-    Args:
-        context: of the server.
-        run: id of a run, or a unique prefix.
-        before: number of the last round of the page before; 0 for the first page.
-        limit: most rounds.
+    `run` may be a unique prefix of the id.
     """
     row = await run_row(context, run)
     rounds = await rounds_of(context, row, before=before, limit=limit)

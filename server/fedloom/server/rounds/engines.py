@@ -63,13 +63,9 @@ def begin(plan: RoundPlan, *, select: Select, now: float, available: Iterable[st
 async def read(
     plan: RoundPlan, row: RoundRow | None, first: int, context: RoundsContext
 ) -> StoredRound:
-    """Read what is needed to restore the engine of a round.
+    """Read what is needed to restore the engine of a round, or between two buffers without a row.
 
-    Args:
-        plan: of the round.
-        row: of the round; None between two buffers.
-        first: number of the first round whose clients may still be at work.
-        context: storage, connected clients, and what observes rounds.
+    `first` is the number of the first round whose clients may still be at work.
     """
     ledger, at_work = context.ledger, list[CohortRow]()
     if row is None or buffer_settings(plan) is not None:
@@ -92,15 +88,9 @@ def restore(
 ) -> RoundEngine:
     """Build the engine of a round that continues after a restart.
 
-    Members get their whole grace period again: the time without a server does not count.
+    `now` is in seconds of the engine's clock.
 
-    Args:
-        plan: of the round.
-        stored: of `read`.
-        select: draws replacements.
-        now: seconds on the engine's clock.
-        available: clients that are idle.
-        paused: whether the run is paused.
+    Members get their whole grace period again: the time without a server does not count.
     """
     row, config = stored.row, buffer_settings(plan) or plan.config
     state = RoundState.COMMITTED if row is None else RoundState(row.state)

@@ -15,12 +15,9 @@ from fedloom.strategies.selection import History, Selection
 
 
 def add_rounds(history: History, rows: Iterable[ObservationRow], policy: Selection) -> None:
-    """Add committed rounds to a history.
+    """Add committed rounds, which the history does not have, from rows of `Ledger.observations`.
 
-    Args:
-        history: of the run.
-        rows: as `Ledger.observations` gives them, of rounds that the history does not have.
-        policy: names the metrics that are a client's loss and label.
+    The policy names the metrics that are a client's loss and label.
     """
     for number, members in groupby(rows, key=lambda row: row.round):
         history.add(number, observe(map(_member, members), policy))

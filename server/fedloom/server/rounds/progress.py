@@ -31,12 +31,7 @@ class ReportedProgress:
 
 
 def read(message: fleet_pb2.Progress, *, private: bool) -> ReportedProgress | None:
-    """Read a progress message; None if it is invalid.
-
-    Args:
-        message: of a client.
-        private: whether the run is private; then only the fraction is kept.
-    """
+    """Read a progress message; None if it is invalid. A private run keeps the fraction alone."""
     if not 0 <= message.fraction <= 1:
         return None
     has_loss = not private and message.HasField("loss") and math.isfinite(message.loss)

@@ -56,12 +56,7 @@ class StoredResult:
 
 
 class RoundSum:
-    """The sum of one round.
-
-    Args:
-        plan: of the round.
-        context: storage, connected clients, and what observes rounds.
-    """
+    """The sum of one round."""
 
     def __init__(self, plan: RoundPlan, context: RoundsContext) -> None:
         self._plan = plan

@@ -26,11 +26,6 @@ from fedloom.strategies.selection import History
 class Position:
     """The position of a run.
 
-    Args:
-        row: the run's row in the ledger.
-        manifest: of its model.
-        context: storage, connected clients, and what observes rounds.
-
     Attributes:
         spec: of the run.
         model: digest of the newest model.

@@ -17,14 +17,7 @@ _OF_EACH = ("members", "progress")
 def status(
     plan: RoundPlan, engine: RoundEngine, reported: dict[str, ReportedProgress], now: float
 ) -> dict[str, Any]:
-    """The status of a round.
-
-    Args:
-        plan: of the round.
-        engine: of the round.
-        reported: progress of its members, of `reported_progress`.
-        now: of the engine's clock, seconds.
-    """
+    """The status of a round at `now`, in seconds of the engine's clock."""
     cohort, config = engine.cohort, engine.config
     values = {
         "progress": {client: each.view() for client, each in reported.items()},
@@ -78,11 +71,8 @@ class StatusPublisher:
     def publish(self, engine: RoundEngine, status: Callable[[], dict[str, Any]]) -> None:
         """Publish that a round has changed.
 
-        The event carries the brief status; pages reload the run where more has changed.
-
-        Args:
-            engine: of the round.
-            status: returns that of `brief`; called only if a page shows the run.
+        The event carries the brief status, which is built only if a page shows the run; pages
+        reload the run where more has changed.
         """
         self._live.changed("round", self._run, status)
         config = engine.config

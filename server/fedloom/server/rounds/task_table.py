@@ -17,9 +17,6 @@ class TaskTable:
     Args:
         plan: of the open round, or of the last committed one.
         earlier: plans of earlier rounds that clients may still work on.
-
-    Attributes:
-        plan: of the open round, or of the last committed one.
     """
 
     def __init__(self, plan: RoundPlan, earlier: Iterable[RoundPlan] = ()) -> None:

@@ -41,11 +41,9 @@ async def keep(storage: StorageContext, keep_models: int) -> None:
 
 
 async def prune(storage: StorageContext, keep_models: int) -> int:
-    """Remove the models that are no longer kept; returns the number of removed files.
+    """Prune models beyond the latest `keep_models` of each run; returns the number of files.
 
-    Args:
-        storage: of the server.
-        keep_models: latest models of each run to keep; 0 for all.
+    With 0, nothing is pruned.
     """
     if not keep_models:
         return 0

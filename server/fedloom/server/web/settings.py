@@ -46,9 +46,7 @@ def _named(values: Any) -> str:
 def as_toml(spec: Mapping[str, Any], whole: Mapping[str, Any] | None = None) -> str:
     """A specification as TOML that can be submitted, without defaults.
 
-    Args:
-        spec: what to write.
-        whole: the full specification if `spec` is a part of one.
+    `whole` is the full specification if `spec` is a part of one.
     """
     lines, tables = [], []
     plain = _defaults(spec if whole is None else whole)
