@@ -45,6 +45,13 @@ class Means(Protocol):
         """Release this tensor's means: they are not read again."""
 
 
+class NotedMeans(Means, Protocol):
+    """Means that an aggregation computed from each update."""
+
+    note: str
+    """What operators should know of the computation, such as a limit that it reached; or empty."""
+
+
 class Updates(Protocol):
     """Every accepted update of a round, read block by block."""
 
@@ -98,7 +105,7 @@ class Aggregation(Protocol):
     def settings(self) -> dict[str, Any]:
         """Return the settings that rebuild this aggregation in the registry."""
 
-    def reduce(self, updates: Updates, last: Params) -> Means:
+    def reduce(self, updates: Updates, last: Params) -> NotedMeans:
         """Return the means of a round; called only if the strategy needs each update.
 
         Args:
@@ -125,7 +132,7 @@ class Mean:
         """Return no settings: there are none."""
         return {}
 
-    def reduce(self, updates: Updates, last: Params) -> Means:  # noqa: ARG002 - the protocol's
+    def reduce(self, updates: Updates, last: Params) -> NotedMeans:  # noqa: ARG002 - the protocol's
         """Return the means in float64, from separate updates.
 
         A round uses the exact means of its `Partial` instead.

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.strategies.aggregation import Aggregation, Mean, Means, Updates
+from fedloom.strategies.aggregation import Aggregation, Mean, Means, NotedMeans, Updates
 from fedloom.strategies.checks import check_number
 from fedloom.strategies.client_rules import ClientRule, Plain
 from fedloom.strategies.exact.partial import SCALAR, Floats, Key, Params, TensorSpec
@@ -190,7 +190,7 @@ def _noting(change: Change) -> Change:
     return noted
 
 
-def reduced(strategy: Strategy, state: State, updates: Updates) -> Means:
+def reduced(strategy: Strategy, state: State, updates: Updates) -> NotedMeans:
     """Return the means of a round whose aggregation reads each update.
 
     Raises:

@@ -188,3 +188,17 @@ def test_attacks_are_for_simulations():
     described = experiment(attack=attacks.Scale(fraction=0.3), kernel="resident")
     with pytest.raises(UsageError, match=r"Remove \[attack\]: over the wire"):
         over_the_wire(described, show=False)
+
+
+def test_a_limit_of_an_aggregation_is_a_note_of_its_rounds():
+    """A simulation and a server write the same one."""
+    described = experiment(
+        rounds=1,
+        kernel="resident",
+        aggregation={"name": "geometric_median", "tolerance": 1e-15, "iterations": 1},
+        **EVERYONE,
+    )
+    (simulated,) = [r for r in simulate(described, show=False).records if r.kind == "train"]
+    (served,) = [r for r in over_the_wire(described, show=False).records if r.kind == "train"]
+    assert "geometric_median stopped after 1 iterations" in simulated.reason
+    assert (served.state, served.reason) == ("committed", simulated.reason)

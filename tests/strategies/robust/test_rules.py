@@ -132,20 +132,14 @@ def test_distances_take_missing_values_as_zero():
 def test_geometric_median_of_a_triangle_is_fermats_point():
     """In an equilateral triangle it is the centre; it minimises the sum of distances."""
     corners = np.array([[0, 0], [1, 0], [0.5, np.sqrt(3) / 2]])
-    found = vector(GeometricMedian(iterations=200), corners)
-    np.testing.assert_allclose(found, [0.5, np.sqrt(3) / 6], atol=1e-9)
+    found = vector(GeometricMedian(), corners)
+    np.testing.assert_allclose(found, [0.5, np.sqrt(3) / 6], atol=1e-12)
 
 
 def test_geometric_median_stays_with_the_majority():
     """Three of five at one point determine it, for any two others."""
     rows = [[1.0, 1]] * 3 + [[1e6, 0], [0, -1e6]]
-    np.testing.assert_allclose(vector(GeometricMedian(iterations=200), rows), [1, 1], atol=1e-3)
-
-
-def test_one_step_of_weiszfeld_by_hand():
-    """From the mean 2 of 0, 0 and 6: distances 2, 2 and 4 weigh as 1/2, 1/2 and 1/4."""
-    found = vector(GeometricMedian(iterations=1), [[0.0], [0], [6]])
-    assert found[0] == pytest.approx(6 * 0.25 / 1.25, rel=1e-12)
+    assert vector(GeometricMedian(), rows).tolist() == [1, 1]
 
 
 def test_geometric_median_counts_by_weight():
@@ -158,7 +152,7 @@ def test_geometric_median_counts_by_weight():
             for name, value, weight in [("a", 0.0, 1), ("b", 1.0, 1), ("c", 5.0, 3)]
         },
     )
-    assert block(GeometricMedian(iterations=300), updates)[0][0] == pytest.approx(5, abs=1e-3)
+    assert block(GeometricMedian(), updates)[0] == [5]
 
 
 # ---- clipping ------------------------------------------------------------------------------------
@@ -252,7 +246,7 @@ def test_too_few_updates_are_refused(rule, least):
         (MultiKrum, {"num_byzantine": 1, "num_selected": 0}, ValueError, "num_selected >= 1"),
         (Bulyan, {"num_byzantine": -1}, ValueError, "num_byzantine >= 0"),
         (GeometricMedian, {"iterations": 0}, ValueError, "iterations >= 1"),
-        (GeometricMedian, {"smoothing": 0}, ValueError, "smoothing > 0"),
+        (GeometricMedian, {"tolerance": 0}, ValueError, "tolerance > 0"),
         (CenteredClipping, {"radius": 0}, ValueError, "radius > 0"),
         (CenteredClipping, {"iterations": 0}, ValueError, "iterations >= 1"),
         (NormBounding, {"bound": -1}, ValueError, "bound > 0"),

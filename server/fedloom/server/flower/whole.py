@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.strategies import DELTA, Key, Means, Params, TensorSpec, TooFewUpdatesError, Updates
+from fedloom.strategies import DELTA, Key, Params, TensorSpec, TooFewUpdatesError, Updates
 from fedloom.strategies.exact.partial import Floats
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Whole:
         """Return no settings."""
         return {}
 
-    def reduce(self, updates: Updates, last: Params) -> Means:  # noqa: ARG002 - the protocol's
+    def reduce(self, updates: Updates, last: Params) -> "Kept":  # noqa: ARG002 - the protocol's
         """Return the updates themselves."""
         return Kept(updates)
 
@@ -40,6 +40,7 @@ class Kept:
     def __init__(self, updates: Updates) -> None:
         self.updates = updates
         self.count = len(updates.clients)
+        self.note = ""
 
     @property
     def specs(self) -> Mapping[Key, TensorSpec]:

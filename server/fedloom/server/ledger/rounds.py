@@ -113,8 +113,9 @@ class Rounds(Updates):
             run: id.
             number: of the round.
             result: `model_out`, `strategy_state`, `training`, `evaluation`, `privacy`, `counts`
-                (whether it is one of the rounds that the run asked for) and `trained` (whether
-                there is a new model; so if left out).
+                (whether it is one of the rounds that the run asked for), `trained` (whether
+                there is a new model; so if left out) and `reason` (a note of the aggregation, if
+                there is one).
             model_size_bytes: of the new model.
         """
         now = time.time()
@@ -128,6 +129,7 @@ class Rounds(Updates):
                     training=result["training"],
                     evaluation=result["evaluation"],
                     privacy=result.get("privacy"),
+                    reason=result.get("reason", ""),
                 )
             )
             if moved.rowcount != 1:

@@ -25,7 +25,7 @@ from fedloom.server.engine import RoundKind
 from fedloom.server.planning.round_result import RoundMetrics, RoundResult, measure
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.planning.spec import RunSpec
-from fedloom.strategies import Params, State, privacy, reduced
+from fedloom.strategies import Means, Params, State, privacy, reduced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,11 +56,13 @@ class Advanced:
         metrics: of the round.
         difference: from the model that clients held to the one that they hold now; None if
             nothing changed or models are sent whole.
+        note: of the aggregation, for the operator; empty for none.
     """
 
     state: TrainingState
     metrics: RoundMetrics
     difference: Difference | None = None
+    note: str = ""
 
 
 def begin(setup: RunSetup, model: Params) -> TrainingState:
@@ -88,7 +90,7 @@ def advance(setup: RunSetup, before: TrainingState, result: RoundResult) -> Adva
         after = replace(after, excluded=excluded)
     elif not any(report.has_tensors for report in result.reports):
         return Advanced(state=after, metrics=metrics)
-    model, strategy = _step(setup, before, result)
+    model, strategy, note = _step(setup, before, result)
     held, difference = model, None
     if setup.broadcast is not None:
         seed = task_seed(setup.spec.seed, result.number, "")
@@ -97,7 +99,7 @@ def advance(setup: RunSetup, before: TrainingState, result: RoundResult) -> Adva
         )
         held = difference.result
     after = replace(after, model=model, strategy=strategy, held=held)
-    return Advanced(state=after, metrics=metrics, difference=difference)
+    return Advanced(state=after, metrics=metrics, difference=difference, note=note)
 
 
 def counts(spec: RunSpec, kind: RoundKind) -> bool:
@@ -112,8 +114,9 @@ def clip(setup: RunSetup, strategy: State) -> float | None:
     return setup.release.clip(privacy.memory_of(setup.release, strategy))
 
 
-def _step(setup: RunSetup, before: TrainingState, result: RoundResult) -> tuple[Params, State]:
-    strategy, state, model = setup.strategy, before.strategy, before.model
+def _step(setup: RunSetup, before: TrainingState, result: RoundResult) -> tuple[Params, State, str]:
+    """The next model and state of the strategy, and the aggregation's note."""
+    strategy, state, model, note = setup.strategy, before.strategy, before.model, ""
     if setup.release is not None:
         assert setup.stream is not None
         new, state = privacy.finish(
@@ -126,13 +129,17 @@ def _step(setup: RunSetup, before: TrainingState, result: RoundResult) -> tuple[
             stream=setup.stream,
         )
     else:
-        each = result.updates
-        means = result.total.drain() if each is None else reduced(strategy, state, each)
+        means: Means
+        if result.updates is None:
+            means = result.total.drain()
+        else:
+            means = noted = reduced(strategy, state, result.updates)
+            note = noted.note
         new, state = strategy.finish(state, model, means)
     for name, dtype in setup.manifest.dtypes.items():
         if dtype == "BF16":  # one tensor at a time: the others of the model stay as they are
             new[name] = _rounded(new[name])
-    return new, state
+    return new, state, note
 
 
 def _rounded(array: NDArray[np.generic]) -> NDArray[np.generic]:

@@ -6,17 +6,21 @@ Invariants: the committed sum is of exactly the updates that the ledger held whe
 `reporting`; the model is on disk before the ledger says that the round is committed.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedloom.protocol.crash_points import crossing
 from fedloom.server.engine import RoundKind
 from fedloom.server.ledger.rows import ObservationRow, UpdateRow
+from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import EARLY, GOAL, STOPPED
 from fedloom.server.planning.advance import counts
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.round_sum import RoundSum
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +69,12 @@ async def commit(
         "training": done.metrics.training,
         "evaluation": done.metrics.evaluation,
         "privacy": done.metrics.privacy,
+        "reason": done.remark,
         "counts": counts(plan.spec, plan.kind),
         "trained": trains,
     }
+    if done.remark:
+        log.warning("round %d: %s", plan.number, done.remark, extra=about("", *plan.key))
     await context.in_ledger(ledger.commit_round, *plan.key, result, done.model.size_bytes)
     crossing("commit.ledger")
     observed: Sequence[ObservationRow] = ()

@@ -47,12 +47,14 @@ class StoredResult:
         note: the ledger's note of the state that belongs to it.
         metrics: of the round.
         excluded: clients that may not take part before the privacy tree ends.
+        remark: the aggregation's note for the operator; empty for none.
     """
 
     model: FileRef
     note: str | None
     metrics: RoundMetrics
     excluded: frozenset[str]
+    remark: str = ""
 
 
 class RoundSum:
@@ -147,7 +149,11 @@ class RoundSum:
         else:
             model, note = state_files.store(self._context.models, setup, plan, after)
         return StoredResult(
-            model=model, note=note, metrics=after.metrics, excluded=after.state.excluded
+            model=model,
+            note=note,
+            metrics=after.metrics,
+            excluded=after.state.excluded,
+            remark=after.note,
         )
 
     def _each(self, accepted: Sequence[UpdateRow]) -> SpoolUpdates:

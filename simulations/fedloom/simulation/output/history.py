@@ -39,7 +39,7 @@ class RoundRecord:
         trained: training rounds committed so far, including this one.
         kind: `train` or `evaluate`.
         state: `committed` or `abandoned`.
-        reason: why it was abandoned.
+        reason: why it was abandoned, or notes: refused updates, limits of the aggregation.
         cohort: clients that were offered the task.
         accepted: updates in the result.
         staleness: mean of the updates' staleness; 0 in synchronous rounds.

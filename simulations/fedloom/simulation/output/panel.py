@@ -137,6 +137,8 @@ def line(record: RoundRecord, total: int, left_s: float | None) -> str:
         parts.append(f"virtual {words.duration(record.virtual_s)}")
     if left_s is not None and record.trained < total:
         parts.append(f"{words.duration(left_s)} left")
+    if record.reason:
+        parts.append(record.reason)
     return " · ".join(parts)
 
 

@@ -286,15 +286,14 @@ class Simulation:
     def _advance(
         self, done: Trained, number: int, kind: RoundKind, reports: list[ClientReport]
     ) -> tuple[Advanced | None, str]:
-        """The new state after a round, or None and the reason if it is abandoned."""
+        """The new state after a round and its notes, or None and the reason if it is abandoned."""
         result = RoundResult(
             number=number, kind=kind, reports=reports, total=done.partial, updates=done.updates
         )
         try:
-            return (
-                advance(self._setup, self._training, result) if done.committed else None,
-                done.play.reason,
-            )
+            advanced = advance(self._setup, self._training, result) if done.committed else None
+            notes = (done.play.reason, "" if advanced is None else advanced.note)
+            return advanced, "; ".join(filter(None, notes))
         except TooFewUpdatesError as error:
             return None, f"{error}"
         finally:

@@ -12,7 +12,6 @@ Invariants:
       where it covers nothing.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -20,7 +19,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.strategies.aggregation import Means, TooFewUpdatesError, Updates
+from fedloom.strategies.aggregation import NotedMeans, TooFewUpdatesError, Updates
 from fedloom.strategies.exact.partial import Floats, Key, Params, TensorSpec
 
 Covered: TypeAlias = NDArray[np.bool_] | Literal[True]
@@ -59,12 +58,14 @@ class LazyMeans:
     Args:
         updates: of the round.
         combine: computes the means of one block.
+        note: as in `NotedMeans`.
     """
 
-    def __init__(self, updates: Updates, combine: Combine) -> None:
+    def __init__(self, updates: Updates, combine: Combine, note: str = "") -> None:
         self._updates = updates
         self._combine = combine
         self.count = len(updates.clients)
+        self.note = note
 
     @property
     def specs(self) -> Mapping[Key, TensorSpec]:
@@ -121,7 +122,7 @@ class Robust:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
-    def reduce(self, updates: Updates, last: Params) -> Means:
+    def reduce(self, updates: Updates, last: Params) -> NotedMeans:
         """Return the means of a round; see `Aggregation.reduce`.
 
         Raises:
@@ -133,9 +134,12 @@ class Robust:
                 f"Expected at least {self.min_updates} updates for {self.name}, got {count}. Raise "
                 f"cohort.quorum to {self.min_updates}."
             )
-        return LazyMeans(updates, self._plan(updates, last) if count else _nobody)
+        return self._means(updates, last) if count else LazyMeans(updates, _nobody)
 
-    @abstractmethod
+    def _means(self, updates: Updates, last: Params) -> LazyMeans:
+        """Return the means of a round with updates."""
+        return LazyMeans(updates, self._plan(updates, last))
+
     def _plan(self, updates: Updates, last: Params) -> Combine:
         """Examine the whole round; return a function that computes the means of one block."""
         raise NotImplementedError
