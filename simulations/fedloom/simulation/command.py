@@ -127,7 +127,7 @@ def _describe(experiment: "Experiment", out: Path | None) -> None:
         heat_map(experiment.population, path, title=experiment.spec.name)
         facts["heat map"] = str(path)
     width = max(map(len, facts))
-    output.emit(facts, lambda: click.echo("\n".join(f"{n:{width}}  {v}" for n, v in facts.items())))
+    output.emit_text(facts, "\n".join(f"{n:{width}}  {v}" for n, v in facts.items()))
 
 
 def _change(text: str) -> tuple[str, Any]:

@@ -45,6 +45,11 @@ def emit(document: Any, human: Callable[[], None]) -> None:
         human()
 
 
+def emit_text(document: Any, text: str) -> None:
+    """Print `document` with `--json`, else `text`."""
+    emit(document, lambda: click.echo(text))
+
+
 def emit_table(
     document: Any, columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str
 ) -> None:

@@ -96,12 +96,10 @@ def enroll(server: str, token: str, directory: Path) -> None:
 
     config = directory / "client.toml"
     name = asyncio.run(enrol(server, _token(token), config))
-    output.emit(
+    output.emit_text(
         {"client": name, "config": str(config)},
-        lambda: click.echo(
-            f"Enrolled as {name}; settings in {config}.\n"
-            f"Next:\n  fedloom client run my_client.py:client --config {shlex.quote(str(config))}"
-        ),
+        f"Enrolled as {name}; settings in {config}.\n"
+        f"Next:\n  fedloom client run my_client.py:client --config {shlex.quote(str(config))}",
     )
 
 
@@ -183,9 +181,7 @@ def show_config(config: Path) -> None:
     }
     texts = [(key, text_of(value), source) for key, value, source in rows]
     widths = [max(len(row[i]) for row in texts) for i in (0, 1)]
-    output.emit(
+    output.emit_text(
         {"settings": found},
-        lambda: click.echo(
-            "\n".join(f"{k:<{widths[0]}}  {v:<{widths[1]}}  {source}" for k, v, source in texts)
-        ),
+        "\n".join(f"{k:<{widths[0]}}  {v:<{widths[1]}}  {source}" for k, v, source in texts),
     )

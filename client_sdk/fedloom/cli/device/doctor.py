@@ -50,7 +50,7 @@ def doctor(config: Path, code: str | None, model: Path | None) -> None:
             {"check": f.check, "level": f.level, "said": f.said, "mend": f.mend} for f in found
         ],
     }
-    output.emit(document, lambda: click.echo("\n" + _summary([each.level for each in found])))
+    output.emit_text(document, "\n" + _summary([each.level for each in found]))
     if fails:
         click.get_current_context().exit(1)
 

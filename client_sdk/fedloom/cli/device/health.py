@@ -33,7 +33,7 @@ def client_health(config: Path, attending: bool) -> None:
     text = f"The agent {does} {found.server} since {output.moment(found.since)}."
     if attending and not found.attends:
         raise UnavailableError(text)
-    output.emit(
+    output.emit_text(
         {"alive": True, "attends": found.attends, "server": found.server, "since": found.since},
-        lambda: click.echo(text),
+        text,
     )

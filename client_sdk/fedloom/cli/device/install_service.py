@@ -119,7 +119,7 @@ def uninstall(name: str, dry_run: bool) -> None:
     document = {"unit": str(target), "steps": steps, "done": not dry_run}
     kept = f"\nKept: /var/lib/{name} and its user. `fedloom client leave` leaves the federation."
     verb = "Would" if dry_run else "Done:"
-    output.emit(document, lambda: click.echo("\n".join(f"{verb} {step}." for step in steps) + kept))
+    output.emit_text(document, "\n".join(f"{verb} {step}." for step in steps) + kept)
 
 
 def _check_possible(what: str) -> None:

@@ -103,4 +103,4 @@ def revoke(token_id: str, directory: Path) -> None:
     """
     confirm(f"The API token {token_id} is revoked permanently.")
     revoked = Control(directory).post("api-tokens", token_id, "revoke")
-    output.emit(revoked, lambda: click.echo(f"{token_id} of {revoked['name']} is revoked."))
+    output.emit_text(revoked, f"{token_id} of {revoked['name']} is revoked.")

@@ -71,7 +71,7 @@ def head(directory: Path) -> None:
       fedloom audit head >> audit-heads.txt
     """
     found = Control(directory).get("audit", "head")
-    output.emit(found, lambda: click.echo(f"{found['id']}:{found['hash']}"))
+    output.emit_text(found, f"{found['id']}:{found['hash']}")
 
 
 @audit.command()
@@ -104,13 +104,11 @@ def verify(anchors: tuple[str, ...], directory: Path) -> None:
         raise IntegrityError(
             f"The audit trail breaks at entry {broken.id}: {broken.problem}.{before}"
         )
-    output.emit(
+    output.emit_text(
         document,
-        lambda: click.echo(
-            f"{found.entries} entries, all intact.\n"
-            f"Head: {found.head.id}:{found.head.hash}\n"
-            f"Stored heads that match: {len(found.anchors)}."
-        ),
+        f"{found.entries} entries, all intact.\n"
+        f"Head: {found.head.id}:{found.head.hash}\n"
+        f"Stored heads that match: {len(found.anchors)}.",
     )
     if broken is not None:
         click.get_current_context().exit(IntegrityError.exit_code)

@@ -141,7 +141,7 @@ def label(name: str, labels: tuple[str, ...], directory: Path) -> None:
     wanted = dict(_label(text) for text in labels)
     done = Control(directory).post("clients", name, "labels", body={"labels": wanted})
     shown = "  ".join(f"{k}={v}" for k, v in sorted(done["labels"].items())) or "no labels"
-    output.emit(done, lambda: click.echo(f"{name}: {shown}"))
+    output.emit_text(done, f"{name}: {shown}")
 
 
 def _label(text: str) -> tuple[str, str | None]:
@@ -165,4 +165,4 @@ def note(name: str, text: str, directory: Path) -> None:
       fedloom client note ward-3 "new camera since March"
     """
     done = Control(directory).post("clients", name, "note", body={"note": text})
-    output.emit(done, lambda: click.echo(f"{name}: {done['note'] or 'no note'}"))
+    output.emit_text(done, f"{name}: {done['note'] or 'no note'}")

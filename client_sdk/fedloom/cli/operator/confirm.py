@@ -102,4 +102,4 @@ def show_done(done: dict[str, Any], after: str = "") -> None:
     lines = [] if meta.get(ASKED) else [done["consequence"]]
     if not meta.get(PREVIEW):
         lines += [after or "Done."] if meta.get(ASKED) else [after] if after else []
-    output.emit(done, lambda: click.echo("\n".join(lines)))
+    output.emit_text(done, "\n".join(lines))

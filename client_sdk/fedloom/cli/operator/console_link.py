@@ -26,10 +26,8 @@ def console(scope: str, open_it: bool, directory: Path) -> None:
     made = Control(directory).post("login-links", body={"scope": scope})
     if open_it:
         click.launch(made["url"])
-    output.emit(
+    output.emit_text(
         made,
-        lambda: click.echo(
-            f"{made['url']}\n\nThe link logs you in once as {scope}. It expires at "
-            f"{output.moment(made['expires_at'])}."
-        ),
+        f"{made['url']}\n\nThe link logs you in once as {scope}. It expires at "
+        f"{output.moment(made['expires_at'])}.",
     )

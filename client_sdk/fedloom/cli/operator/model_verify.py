@@ -55,12 +55,10 @@ def verify(file: Path, signature: Path, key: str | None) -> None:
     of_key = fingerprint(signed["key"])
     document = {**statement, "fingerprint": of_key, "key_is_known": key is not None}
     advice = "" if key else ": compare it with one that you know, or give --key"
-    output.emit(
+    output.emit_text(
         document,
-        lambda: click.echo(
-            f"{file} is the model of round {statement['round']} of {statement['run']} in the "
-            f"federation {statement['federation']!r}.\nSigned by {of_key}{advice}"
-        ),
+        f"{file} is the model of round {statement['round']} of {statement['run']} in the "
+        f"federation {statement['federation']!r}.\nSigned by {of_key}{advice}",
     )
 
 

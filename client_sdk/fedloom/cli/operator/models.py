@@ -98,9 +98,9 @@ def init(code: str, out: Path, *, flower: bool) -> None:
         for name, array in params.items()
     }
     values = sum(array.size for array in params.values())
-    output.emit(
+    output.emit_text(
         {"file": str(out), "tensors": shown},
-        lambda: click.echo(f"{out}: {len(params)} tensors, {values:,} values in total"),
+        f"{out}: {len(params)} tensors, {values:,} values in total",
     )
 
 
@@ -116,11 +116,8 @@ def upload(file: Path, directory: Path) -> None:
     """
     with file.open("rb") as body:
         stored = Control(directory).upload("models", file=body, size_bytes=file.stat().st_size)
-    output.emit(
-        stored,
-        lambda: click.echo(f"{stored['digest']}\n{stored['num_tensors']} tensors, "
-                           f"{stored['num_values']:,} values in total"),
-    )  # fmt: skip
+    tensors = f"{stored['num_tensors']} tensors, {stored['num_values']:,} values in total"
+    output.emit_text(stored, f"{stored['digest']}\n{tensors}")
 
 
 @model.command()
@@ -153,7 +150,7 @@ def export(
         signature.write_text(json.dumps(signed, indent=2) + "\n")
         document["signature"] = str(signature)
         text += f"\n{signature}: signed by {signed['fingerprint']}"
-    output.emit(document, lambda: click.echo(text))
+    output.emit_text(document, text)
 
 
 model.add_command(click.Command("download", callback=export.callback, params=export.params,

@@ -82,12 +82,10 @@ def submit(spec: Path, model: str, evaluate: bool, watch: bool, directory: Path)
     if watch:
         _watch(control, started["id"])
         return
-    output.emit(
+    output.emit_text(
         started,
-        lambda: click.echo(
-            f"Run {started['id']} is {started['state']}.\n"
-            f"Next:\n  fedloom run status {started['id']} --watch"
-        ),
+        f"Run {started['id']} is {started['state']}.\n"
+        f"Next:\n  fedloom run status {started['id']} --watch",
     )
 
 

@@ -120,7 +120,4 @@ def cancel(token_id: str, directory: Path) -> None:
     """
     confirm(f"The token {token_id} is cancelled. Devices that are already enrolled are unaffected.")
     cancelled = Control(directory).post("tokens", token_id, "cancel")
-    output.emit(
-        cancelled,
-        lambda: click.echo(f"The token {token_id} for {cancelled['client']} is cancelled."),
-    )
+    output.emit_text(cancelled, f"The token {token_id} for {cancelled['client']} is cancelled.")

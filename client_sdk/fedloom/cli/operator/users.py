@@ -48,7 +48,7 @@ def add(name: str, scope: str, password_file: Path | None, directory: Path) -> N
     password = _password(password_file)
     body = {"name": name, "scope": scope, "password": password}
     made = Control(directory).post("users", body=body)
-    output.emit(made, lambda: click.echo(f"{made['name']} can log in with scope {made['scope']}."))
+    output.emit_text(made, f"{made['name']} can log in with scope {made['scope']}.")
 
 
 @user.command("list")
@@ -91,7 +91,7 @@ def passwd(name: str, password_file: Path | None, directory: Path) -> None:
     """
     body = {"password": _password(password_file)}
     changed = Control(directory).post("users", name, "password", body=body)
-    output.emit(changed, lambda: click.echo(f"{name} has a new password and is logged out."))
+    output.emit_text(changed, f"{name} has a new password and is logged out.")
 
 
 @user.command("scope")
@@ -106,7 +106,7 @@ def set_scope(name: str, scope: str, directory: Path) -> None:
       fedloom user scope ann --scope viewer
     """
     changed = Control(directory).post("users", name, "scope", body={"scope": scope})
-    output.emit(changed, lambda: click.echo(f"{name} now has the scope {scope}."))
+    output.emit_text(changed, f"{name} now has the scope {scope}.")
 
 
 @user.command()
@@ -120,7 +120,7 @@ def logout(name: str, directory: Path) -> None:
       fedloom user logout ann
     """
     found = Control(directory).post("users", name, "logout")
-    output.emit(found, lambda: click.echo(f"{name} is logged out."))
+    output.emit_text(found, f"{name} is logged out.")
 
 
 @user.command()
@@ -136,7 +136,7 @@ def remove(name: str, directory: Path) -> None:
     """
     confirm(f"{name} can no longer log in. Sessions of {name} and API tokens from {name} end now.")
     removed = Control(directory).post("users", name, "remove")
-    output.emit(removed, lambda: click.echo(f"{name} is removed."))
+    output.emit_text(removed, f"{name} is removed.")
 
 
 def _password(file: Path | None) -> str:

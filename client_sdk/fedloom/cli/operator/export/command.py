@@ -200,7 +200,7 @@ def export(  # noqa: PLR0917 - a command's options
         for place in places:
             place.close()
     document = {"run": found["id"], "rounds": rounds}
-    output.emit(document, lambda: click.echo(f"{rounds} rounds of {found['id']} are exported."))
+    output.emit_text(document, f"{rounds} rounds of {found['id']} are exported.")
 
 
 def _copy(control: Control, run: str, places: Sequence[Place], *, watch: bool) -> int:

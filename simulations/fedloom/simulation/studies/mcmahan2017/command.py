@@ -78,7 +78,7 @@ def mcmahan2017(
     settings = cells.chosen(only, otherwise)
     if listing:
         names = [setting.name for setting in settings]
-        output.emit(names, lambda: click.echo("\n".join(names)))
+        output.emit_text(names, "\n".join(names))
         return
     if not (show or committed):
         data = {"folder": str(folder) if folder else None, "download": download}
