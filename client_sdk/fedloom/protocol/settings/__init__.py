@@ -12,51 +12,24 @@ dataclasses chosen by name (`tables`). Both refuse unknown names and wrong types
         disk = build(Disk, from_table(Disk, document))
 """
 
-from fedloom.protocol.settings.declared import (
-    Setting,
-    build,
-    declared,
-    from_environment,
-    from_table,
-    markdown,
-    setting,
-    template,
-    value_of,
-)
-from fedloom.protocol.settings.dotted import dotted, merged
-from fedloom.protocol.settings.tables import (
-    call,
-    check_call,
-    check_names,
-    checked,
-    lookup,
-    named,
-    subtable,
-    typed,
-    usage_errors,
-    within,
-)
-
-__all__ = [
-    "Setting",
-    "build",
-    "call",
-    "check_call",
-    "check_names",
-    "checked",
-    "declared",
-    "dotted",
-    "from_environment",
-    "from_table",
-    "lookup",
-    "markdown",
-    "merged",
-    "named",
-    "setting",
-    "subtable",
-    "template",
-    "typed",
-    "usage_errors",
-    "value_of",
-    "within",
-]
+from fedloom.protocol.settings.declared import Setting as Setting
+from fedloom.protocol.settings.declared import build as build
+from fedloom.protocol.settings.declared import declared as declared
+from fedloom.protocol.settings.declared import from_environment as from_environment
+from fedloom.protocol.settings.declared import from_table as from_table
+from fedloom.protocol.settings.declared import markdown as markdown
+from fedloom.protocol.settings.declared import setting as setting
+from fedloom.protocol.settings.declared import template as template
+from fedloom.protocol.settings.declared import value_of as value_of
+from fedloom.protocol.settings.dotted import dotted as dotted
+from fedloom.protocol.settings.dotted import merged as merged
+from fedloom.protocol.settings.tables import call as call
+from fedloom.protocol.settings.tables import check_call as check_call
+from fedloom.protocol.settings.tables import check_names as check_names
+from fedloom.protocol.settings.tables import checked as checked
+from fedloom.protocol.settings.tables import lookup as lookup
+from fedloom.protocol.settings.tables import named as named
+from fedloom.protocol.settings.tables import subtable as subtable
+from fedloom.protocol.settings.tables import typed as typed
+from fedloom.protocol.settings.tables import usage_errors as usage_errors
+from fedloom.protocol.settings.tables import within as within
