@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from fedloom.client.data import Shard
-from fedloom.client.training.length import num_batches
+from fedloom.client.training.length import num_steps
 from fedloom.protocol.errors import UsageError
+from fedloom.strategies import RoundSettings
 
 Data = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any] | Shard
 """(x, y) with one example per row, a map-style data set of such pairs, a loader of one, or a shard
 of `fedloom.client.data`."""
 
 Batch = tuple[Any, Tensor]
-count = num_batches
 EVALUATION_BATCH = 256
 """Examples per batch in evaluation."""
 
@@ -168,26 +168,14 @@ def in_order(
 
 
 def training(
-    source: ExampleSource,
-    *,
-    epochs: int | None,
-    steps: int | None,
-    batch_size: int,
-    seed: int,
-    skip: int = 0,
+    source: ExampleSource, settings: RoundSettings, seed: int, skip: int = 0
 ) -> Iterator[Batch]:
-    """The batches of a local training.
+    """The batches of a local training on at least one example, after the first `skip`.
 
-    Args:
-        source: at least one example.
-        epochs: passes over the examples, or None if `steps` is set.
-        steps: number of batches, or None.
-        batch_size: 0 for every example in one batch.
-        seed: determines the order.
-        skip: batches that were trained on before.
+    The seed determines their order.
     """
-    num_examples = len(source)
-    wanted = count(num_examples, epochs=epochs, steps=steps, batch_size=batch_size)
+    num_examples, batch_size = len(source), settings.batch_size
+    wanted = num_steps(num_examples, settings)
     if not batch_size:
         for _ in range(skip, wanted):
             yield source.all()  # without a copy in another order, which would not matter

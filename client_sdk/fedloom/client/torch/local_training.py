@@ -21,7 +21,7 @@ from fedloom.client.torch.stopping import TorchStopRule
 from fedloom.client.torch.training_state import Saving, Stateful, can_save
 from fedloom.client.training.checkpoints import Checkpoints
 from fedloom.client.training.client_rule import RuleContext
-from fedloom.client.training.length import Report, silent
+from fedloom.client.training.length import Report, num_steps, silent
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import ClientRule, RoundSettings
 
@@ -144,9 +144,7 @@ def _fit(  # noqa: PLR0917 - all parts of a training
     precision = Precision(how.precision, loop.device_of(module).type)
     schedule = None
     if how.schedule is not None:
-        length = {"epochs": settings.epochs, "steps": settings.steps}
-        wanted = batches.count(len(data), batch_size=settings.batch_size, **length)
-        schedule = Scheduled(stepper, how.schedule, wanted)
+        schedule = Scheduled(stepper, how.schedule, num_steps(len(data), settings))
     after = None if schedule is None else schedule.step
     totals, done = loop.MetricSums(), 0
     if saving is not None and can_save(stepper):
@@ -172,14 +170,7 @@ def _fit(  # noqa: PLR0917 - all parts of a training
         )  # fmt: skip
     loop.fit(
         module,
-        batches.training(
-            data,
-            epochs=settings.epochs,
-            steps=settings.steps,
-            batch_size=settings.batch_size,
-            seed=asked.seed,
-            skip=done,
-        ),
+        batches.training(data, settings, asked.seed, skip=done),
         loss,
         stepper,
         correct=correct,

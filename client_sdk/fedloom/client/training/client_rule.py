@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.client.training.length import num_batches
+from fedloom.client.training.length import num_steps
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.file_arrays import FileArray, Scratch
 from fedloom.protocol.updates.message import TensorPart
@@ -167,14 +167,7 @@ def apply_rule(
     if rule.picks:
         return RuleOutput([_of_cluster(rule, part, local) for part in listed], memory=memory)
     ours = [part for part in listed if _is_trained(part, local)]
-    steps = local.steps
-    if steps is None:
-        steps = num_batches(
-            num_examples,
-            epochs=settings.epochs,
-            steps=settings.steps,
-            batch_size=settings.batch_size,
-        )
+    steps = num_steps(num_examples, settings) if local.steps is None else local.steps
     work = LocalWork(
         steps=max(1, steps),
         learning_rate=settings.learning_rate,

@@ -37,6 +37,13 @@ def num_batches(
     return steps if steps is not None else (epochs or 0) * per_epoch
 
 
+def num_steps(num_examples: int, settings: RoundSettings) -> int:
+    """The number of batches in a round's local training; see `num_batches`."""
+    return num_batches(
+        num_examples, epochs=settings.epochs, steps=settings.steps, batch_size=settings.batch_size
+    )
+
+
 class StopRule:
     """Watches one local training.
 
@@ -65,12 +72,7 @@ class StopRule:
         self._asked = asked
         self._patience = settings.patience
         self.epoch = num_batches(num_examples, epochs=1, steps=None, batch_size=settings.batch_size)
-        self._wanted = most_steps or num_batches(
-            num_examples,
-            epochs=settings.epochs,
-            steps=settings.steps,
-            batch_size=settings.batch_size,
-        )
+        self._wanted = most_steps or num_steps(num_examples, settings)
         self._report = report
         self._steps = 0
         self._sum: Any = 0.0

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from fedloom.client.torch import batches, loop
+from fedloom.client.training.length import num_steps
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels.base import ClientJob, ClientOutcome, Measurement, Params, RoundTask
@@ -87,7 +88,7 @@ class Batched(OnModel):
     def _groups(self, settings: RoundSettings, jobs: Sequence[ClientJob]) -> Iterator[list[int]]:
         """Indices of jobs in groups, jobs with the most steps first."""
         sizes = [len(self.holdings.shard(job.client)) for job in jobs]
-        steps = [_steps(size, settings) for size in sizes]
+        steps = [num_steps(size, settings) for size in sizes]
         order = sorted(range(len(jobs)), key=lambda place: (-steps[place], -sizes[place], place))
         start = 0
         while start < len(order):
@@ -139,7 +140,7 @@ class Batched(OnModel):
     def _plan(self, job: ClientJob, settings: RoundSettings) -> Tensor:
         """The examples of each step of a client, int64 [S, B]; −1 is padding."""
         shard = torch.from_numpy(self.holdings.shard(job.client).copy())
-        size, steps = len(shard), _steps(len(shard), settings)
+        size, steps = len(shard), num_steps(len(shard), settings)
         if not settings.batch_size:
             return shard.expand(steps, size)
         width = settings.batch_size
@@ -172,9 +173,3 @@ def _clipped(grads: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]
     norms = torch.stack([grad.flatten(1).norm(dim=1) for grad in grads.values()]).norm(dim=0)
     scale = (clip_norm / (norms + 1e-6)).clamp(max=1.0)
     return {name: grad * scale.view(-1, *[1] * (grad.ndim - 1)) for name, grad in grads.items()}
-
-
-def _steps(num_examples: int, settings: RoundSettings) -> int:
-    return batches.count(
-        num_examples, epochs=settings.epochs, steps=settings.steps, batch_size=settings.batch_size
-    )

@@ -27,6 +27,7 @@ from torch.nn.functional import cross_entropy
 
 from fedloom.client.torch import batches, loop
 from fedloom.client.training.client_rule import RuleContext
+from fedloom.client.training.length import num_steps
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels import chain
 from fedloom.simulation.kernels.base import ClientJob, RoundTask
@@ -79,9 +80,7 @@ class Fused(OneByOne):
         pull = settings.learning_rate * (task.rule.mu if isinstance(task.rule, FedProx) else 0.0)
         for layer in self._layers:
             layer.start(pull)
-        steps = batches.count(
-            size, epochs=settings.epochs, steps=settings.steps, batch_size=settings.batch_size
-        )
+        steps = num_steps(size, settings)
         totals = loop.MetricSums()
         x, y = self.holdings.train(job.client, torch.arange(0))
         for order in _orders(size, steps, settings.batch_size, job.seed):

@@ -25,6 +25,7 @@ from fedloom.client.torch.precision import FULL, Precision
 from fedloom.client.torch.site.group import SiteGroup
 from fedloom.client.torch.site.norm import Counted, norms, over_ranks
 from fedloom.client.torch.stopping import TorchStopRule
+from fedloom.client.training.length import num_steps
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import RoundSettings
 
@@ -74,9 +75,7 @@ def shares(
     Other arguments as in `RankShard`.
     """
     size = settings.batch_size or num_examples
-    count = batches.count(
-        num_examples, epochs=settings.epochs, steps=settings.steps, batch_size=settings.batch_size
-    )
+    count = num_steps(num_examples, settings)
     shard = RankShard(num_examples, seed, group)
     while True:
         for whole in torch.split(shard.order(), size):
@@ -110,22 +109,9 @@ def fit(  # noqa: PLR0917 - as `loop.fit`
 ) -> loop.MetricSums:
     """As `loop.fit`, on all ranks together.
 
-    Args:
-        module: trained in place.
-        data: of the site.
-        loss: mean loss of a batch.
-        optimizer: over the parameters to train.
-        settings: of the training.
-        seed: determines the order of the examples.
-        correct: called after the gradients are computed.
-        stopping: only rank 0's is used.
-        group: the ranks.
-        precision: of the forward pass.
-        after: called after each step.
-        totals: sums of this rank's earlier shares.
-        skip: number of earlier batches.
-        stepped: called at the end of each iteration.
-        over: called after the last step, before the ranks' totals are merged.
+    The data are the site's; the seed determines the order of the examples, of which the first
+    `skip` batches were trained on before. Only rank 0's `stopping` is used. `totals` are sums of
+    this rank's earlier shares; `over` is called after the last step, before the ranks' are merged.
 
     Raises:
         UsageError: a trained tensor has no part in the loss.
