@@ -25,12 +25,12 @@ def within(where: object) -> Iterator[None]:
 
 
 @contextmanager
-def usage_errors(prefix: str = "") -> Iterator[None]:
+def usage_errors() -> Iterator[None]:
     """Convert value and type errors of the lower packages into usage errors."""
     try:
         yield
     except (ValueError, TypeError) as error:
-        raise UsageError(f"{prefix}{error}") from None
+        raise UsageError(str(error)) from None
 
 
 def check_names(values: Iterable[str], known: Collection[str], table: str = "") -> None:
@@ -112,16 +112,11 @@ def named(values: Mapping[str, Any], table: str) -> tuple[str, dict[str, Any]]:
 
 
 def check_call(
-    build: Callable[..., object],
-    settings: Mapping[str, Any],
-    *,
-    owner: str = "",
-    table: str = "",
-    without: Collection[str] = (),
+    build: Callable[..., object], settings: Mapping[str, Any], *, owner: str = "", table: str = ""
 ) -> None:
     """As `setting_checks.check_settings`, with UsageErrors; lists stand for tuples."""
     with usage_errors():
-        setting_checks.check_settings(build, settings, owner=owner, table=table, without=without)
+        setting_checks.check_settings(build, settings, owner=owner, table=table)
 
 
 def call(

@@ -36,10 +36,10 @@ def _covers(entry: str, host: str) -> bool:
     return host.lower().endswith(entry.lower())
 
 
-def proxy_hint(address: str, environment: Mapping[str, str] = os.environ) -> str:
+def proxy_hint(address: str) -> str:
     """A hint for an unreachable server if a proxy may be the cause; else ""."""
     host = address.rpartition(":")[0].strip("[]")
-    found = proxy_for(host, environment)
+    found = proxy_for(host)
     if found is None:
         return ""
     name, proxy = found

@@ -31,9 +31,7 @@ from fedloom.protocol.trust.identity import UNREADABLE
 _DER = 2  # _ssl.ENCODING_DER, which no public module exports
 
 
-def fetch_root(
-    host: str, port: int, pin: bytes, timeout_s: float, now: datetime | None = None
-) -> bytes:
+def fetch_root(host: str, port: int, pin: bytes, timeout_s: float) -> bytes:
     """Fetch the root certificate that a token pins from the server that presents it.
 
     Args:
@@ -41,7 +39,6 @@ def fetch_root(
         port: the enrolment port.
         pin: SHA-256 of the root certificate's DER, 32 bytes.
         timeout_s: for connecting, and again for the handshake.
-        now: time of verification; default: the system's clock.
 
     Returns:
         The root certificate in PEM.
@@ -54,7 +51,7 @@ def fetch_root(
             lead to the root.
     """
     chain = presented_chain(host, port, timeout_s)
-    return verified_root(chain, host, pin, now or datetime.now(UTC))
+    return verified_root(chain, host, pin, datetime.now(UTC))
 
 
 def presented_chain(host: str, port: int, timeout_s: float) -> list[bytes]:

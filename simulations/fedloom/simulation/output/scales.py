@@ -133,10 +133,10 @@ def time_unit(longest_s: float) -> tuple[float, str]:
     )
 
 
-def time_ticks(high_s: float, most: int = 6) -> tuple[float, ...]:
+def time_ticks(high_s: float) -> tuple[float, ...]:
     """Ticks at round numbers of the unit, in seconds, from 0."""
     unit_s, _ = time_unit(high_s)
-    step = nice_step(max(high_s / unit_s, 1e-9) / most)
+    step = nice_step(max(high_s / unit_s, 1e-9) / 6)
     return tuple(n * step * unit_s for n in range(math.floor(high_s / unit_s / step + 1e-9) + 1))
 
 

@@ -84,13 +84,13 @@ def metric(name: str, value: float | None) -> str:
     return f"{value:.3f}" if 1 <= abs(value) < 1000 else f"{value:.3g}"
 
 
-def things(number: int, singular: str, plural: str = "") -> str:
+def things(number: int, singular: str) -> str:
     """A count with its noun.
 
     >>> things(1, "round"), things(2000, "round")
     ('1 round', '2,000 rounds')
     """
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+    return f"{number:,} {singular if number == 1 else singular + 's'}"
 
 
 def share(value: float) -> str:
