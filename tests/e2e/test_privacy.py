@@ -46,7 +46,8 @@ def expected(federation, run, rounds):
     model, state = dict(START), State()
     for number in range(1, rounds + 1):
         partial = Partial(limits.sums(spec, manifest), spec.exponent())
-        for step in STEPS.values():
+        for client in cohort_of(spec, number, keyed(key)):
+            step = STEPS[client]
             deltas = [
                 (model[n] + np.asarray(step, model[n].dtype)).astype(model[n].dtype) - model[n]
                 for n in sorted(model)
@@ -58,6 +59,16 @@ def expected(federation, run, rounds):
             strategy, release, state, model, partial, round=number, stream=keyed(key)
         )
     return model
+
+
+def cohort_of(spec, number, stream):
+    """The clients of a round in which all three attend."""
+    settings, names = spec.build_privacy(), sorted(STEPS)
+    if settings.sampling == "none":
+        return names
+    goal, population = spec.round_config().goal, settings.population
+    places = privacy.drawn(stream, number, names, goal=goal, population=population)
+    return [names[place] for place in places]
 
 
 def test_a_private_run_is_clipped_noised_and_accounted(tmp_path):
@@ -102,6 +113,39 @@ def test_a_restart_replays_the_noise(tmp_path):
         await federation.start()
         await federation.ended(run)
         wanted = expected(federation, run, 2)
+        for name, value in result(federation, run).items():
+            np.testing.assert_array_equal(value, wanted[name])
+
+    play(tmp_path, scenario)
+
+
+def test_poisson_rounds_ask_whom_their_coins_draw(tmp_path):
+    """Of two expected clients three attend: rounds of none to three are committed, with noise.
+
+    A restart in the middle changes no draw: the model follows from the key alone.
+    """
+
+    async def scenario(federation, agents):
+        table = {**TABLE, "sampling": "poisson", "population": 2}
+        await agents.stop("cyd")
+        run = await submit(
+            federation, START, rounds=10, cohort={"goal": 1, "candidates": 3}, privacy=table
+        )
+        await agents.start("cyd", Adder(STEPS["cyd"]))
+        await until(lambda: len(federation.ledger.list_rounds(run)) >= 3)
+        await federation.stop()
+        await federation.start()
+        await federation.ended(run)
+        ledger, spec = federation.ledger, parse(federation.ledger.run(run).spec)
+        key = (federation.directory / "noise" / f"{run}.key").read_bytes()
+        sizes = set()
+        for number in range(1, 11):
+            drawn = cohort_of(spec, number, keyed(key))
+            assert sorted(row.client for row in ledger.cohort(run, number)) == drawn
+            assert sorted(row.client for row in ledger.accepted(run, number)) == drawn
+            sizes.add(len(drawn))
+        assert len(sizes) >= 3
+        wanted = expected(federation, run, 10)
         for name, value in result(federation, run).items():
             np.testing.assert_array_equal(value, wanted[name])
 

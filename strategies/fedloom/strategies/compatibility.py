@@ -208,10 +208,11 @@ def _cohort(recipe: Recipe, privacy: Privacy) -> str:
             f"Expected a cohort that is drawn once with [privacy], got cohort.{got}: one client's "
             "failure would decide whether another one counts."
         )
-    if privacy.sampling == "poisson" and recipe.quorum != 1:
+    if privacy.sampling != "none" and recipe.quorum != 1:
         return (
-            f'Expected cohort.quorum = 1 with privacy.sampling = "poisson", got {recipe.quorum}: '
-            "an abandoned round would reveal how many were drawn."
+            f'Expected no cohort.quorum with privacy.sampling = "{privacy.sampling}", got '
+            f"{recipe.quorum}: in the rounds that are not abandoned, a client that always answers "
+            "would be drawn more often than the claim assumes. Leave it out."
         )
     return ""
 

@@ -3,6 +3,7 @@
 import pytest
 
 from fedloom.protocol.errors import UsageError
+from fedloom.server.engine import RoundKind
 from fedloom.server.planning.spec import parse
 
 pytest.importorskip("dp_accounting")
@@ -51,13 +52,21 @@ def test_a_private_run_weighs_uniformly_and_reports_no_metrics():
         ({"cohort": {"mode": "buffered", "concurrency": 4}}, "buffered", "privacy"),
         (
             {"privacy": {"sampling": "poisson", "population": 99}, "cohort": {"quorum": 2}},
-            "quorum = 1",
+            "cohort.quorum",
             "poisson",
         ),
         (
             {"privacy": {"sampling": "poisson", "population": 9}},
             "cohort.goal",
             "privacy.population",
+        ),
+        (
+            {
+                "privacy": {"sampling": "without_replacement", "population": 99},
+                "cohort": {"quorum": 2},
+            },
+            "cohort.quorum",
+            "without_replacement",
         ),
         ({"privacy": {"klip": 1.0}}, "'privacy.klip'", "did you mean 'clip'"),
         ({"privacy": {"mechanism": "local", "clip": 100.0}}, "max_abs", "local"),
@@ -91,16 +100,43 @@ def test_a_budget_limits_the_rounds():
     assert "budget is spent" in plan.stopped()
 
 
-def test_poisson_cohorts_are_binomial_and_wait_for_the_population():
-    """A round opens only when the whole population is available."""
+@pytest.mark.parametrize("sampling", ["poisson", "without_replacement"])
+def test_sampled_rounds_commit_with_any_number_of_updates(sampling):
+    """They wait for the population, and are never abandoned for too few updates."""
+    spec = parse(changed(privacy={"sampling": sampling, "population": 400}))
+    config = spec.round_config()
+    assert (config.quorum, config.candidates, config.replace) == (0, 400, False)
+    assert config.by_coins == (sampling == "poisson")
+
+
+def test_poisson_rounds_may_open_with_fewer_than_the_population():
+    """A coin has the same probability then; a subset of one size would not."""
+    poisson = {"sampling": "poisson", "population": 400}
+    spec = parse(changed(privacy=poisson, cohort={"candidates": 300}))
+    assert spec.round_config().needed == 300
+    fixed = {"sampling": "without_replacement", "population": 400}
+    spec = parse(changed(privacy=fixed, cohort={"candidates": 300}))
+    assert spec.round_config().needed == 400
+
+
+def test_a_sum_has_room_for_every_drawn_client():
+    """A full sum would displace a drawn client; the grid of usual noise is no coarser for it."""
+    table = {"sampling": "poisson", "population": 400}
+    assert parse(changed(privacy=table)).capacity >= 2**20
+    assert parse(changed(privacy=table)).exponent() == parse(RUN).exponent()
+
+
+def test_adding_or_removing_a_client_changes_no_other_draw():
+    """Of hundreds of clients that are present, each keeps its coin in every round."""
     from support.streams import hashed
 
-    spec = parse(changed(privacy={"sampling": "poisson", "population": 400}))
-    stream = hashed("coins")
-    configs = [spec.cohort_config(number, stream) for number in range(1, 401)]
-    goals = [config.goal for config in configs]
-    assert abs(sum(goals) / 400 - 20) < 5 * (19 / 400) ** 0.5
-    variance = sum((goal - 20) ** 2 for goal in goals) / 400
-    assert 13 < variance < 26
-    assert {config.candidates for config in configs} == {400}
-    assert spec.cohort_config(7, stream) == spec.cohort_config(7, stream)
+    spec = parse(changed(privacy={"sampling": "poisson", "population": 100}))
+    names = [f"client-{number}" for number in range(300)]
+    for number in range(1, 30):
+        select = spec.select(number, RoundKind.TRAIN, None, hashed("coins"))
+        all_ = set(select(names, len(names)))
+        for left_out in (names[:1], names[7:50], names[1::2]):
+            rest = sorted(set(names) - set(left_out))
+            assert set(select(rest, len(rest))) == all_ - set(left_out)
+    assert len({frozenset(spec.select(n, RoundKind.TRAIN, None, hashed("coins"))(names, 300))
+                for n in range(1, 30)}) == 29  # fmt: skip

@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from fedloom.strategies import DELTA, FedAvg, Full, Mask, Partial, State, TensorSpec
+from fedloom.strategies import DELTA, Full, Mask, Partial, TensorSpec
 from fedloom.strategies.exact.partial import SCALAR, UNIT_BITS
-from fedloom.strategies.privacy import Privacy, Release, drawn, finish, grid_exponent
+from fedloom.strategies.privacy import Privacy, Release, grid_exponent
 from fedloom.strategies.privacy.release import WITHIN
 from support.streams import hashed
 
@@ -171,19 +171,21 @@ def test_an_adapted_clip_scales_the_noise():
     assert abs(found.std() / (0.25 * release.value_noise) - 1) < 0.1
 
 
-def test_an_empty_draw_gives_an_empty_sum():
-    """One client is asked nevertheless, and its update does not count."""
-    release = release_of(goal=1, sampling="poisson", population=4)
-    model = {name: np.zeros(spec.shape, np.float32) for name, spec in SPECS.items()}
-    none = next(n for n in range(1, 50) if drawn(STREAM, n, 1, 4) == 0)
-    some = next(n for n in range(1, 50) if drawn(STREAM, n, 1, 4) == 1)
-    for number, counts in ((none, False), (some, True)):
-        one, _ = finish(
-            FedAvg(), release, State(), model, partial_of(release, [ones()]),
-            round=number, stream=STREAM,
-        )  # fmt: skip
-        other, _ = finish(
-            FedAvg(), release, State(), model, partial_of(release, []),
-            round=number, stream=STREAM,
-        )  # fmt: skip
-        assert np.array_equal(one["w"], other["w"]) is not counts
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_noise_and_divisor_do_not_depend_on_the_number_drawn(number):
+    """With Poisson sampling, where one client is expected: the sum is divided by that."""
+    release = release_of(goal=2, sampling="poisson", population=4)
+    sent = [ones() for _ in range(number)]
+    found, _ = release.means(
+        partial_of(release, sent), release.init(), round=1, step=0, stream=STREAM
+    )
+    without, _ = release.means(
+        partial_of(release, []), release.init(), round=1, step=0, stream=STREAM
+    )
+    assert found.sampler == without.sampler
+    assert (found.goal, found.count) == (2, 2)
+    total = partial_of(release, sent).sum_block((DELTA, "w"), 0, 1)[0]
+    (_, _, at, digest), *_ = found.nodes
+    noise = found._noise((1, 0, at, digest), (DELTA, "w"), 0, 1)[0]
+    mean, _ = found.mean_block((DELTA, "w"), 0, 1)
+    assert mean[0] == (int(total) + int(noise)) / 2 / 2.0**found.partial.exponent

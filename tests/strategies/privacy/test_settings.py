@@ -52,8 +52,8 @@ def test_a_claim_states_its_conditions():
     text = "\n".join(claim_lines(plan(settings, goal=20, rounds=50).claim()))
     for part in (
         "epsilon 8", "delta 1e-05", "one client", "anyone who sees the models", "server: trusted",
-        "each of 1000 clients", "20/1000", "norm of 0.5", "budget of 8", "add-or-remove",
-        "which clients take part",
+        "present when a round opens", "20/1000", "norm of 0.5", "budget of 8", "add-or-remove",
+        "which clients are drawn stays secret",
     ):  # fmt: skip
         assert part in text, part
     local = Privacy(mechanism="local", clip=0.5, noise_multiplier=4.0, delta=1e-5)

@@ -10,6 +10,7 @@ from .cohort import Phase as Phase
 from .config import BufferConfig as BufferConfig
 from .config import RoundConfig as RoundConfig
 from .config import RunConfig as RunConfig
+from .config import SampledConfig as SampledConfig
 from .effects import Abandon as Abandon
 from .effects import Close as Close
 from .effects import Offer as Offer
@@ -58,6 +59,7 @@ from .run import RunProgress as RunProgress
 from .run import Started as Started
 from .run import Stop as Stop
 from .selection import Select as Select
+from .selection import by_coins as by_coins
 from .selection import select_by as select_by
 from .selection import uniform as uniform
 from .states import IGNORE as IGNORE

@@ -7,6 +7,7 @@ and 4.3 (goal count, over-selection, minimal fraction, reporting window); Nguyen
 
 from dataclasses import dataclass, field
 from math import ceil, inf
+from typing import ClassVar
 
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies.staleness import InverseSqrt, Staleness
@@ -37,6 +38,8 @@ class RoundConfig:
         UsageError: a value is out of its range.
     """
 
+    LEAST_QUORUM: ClassVar[int] = 1
+
     goal: int
     over_selection: float = 1.0
     quorum: int = 1
@@ -49,7 +52,11 @@ class RoundConfig:
         _expect(self.candidates >= 1, f"candidates={self.candidates} >= 1 clients")
         _expect(self.goal >= 1, f"goal={self.goal} >= 1 clients")
         _expect(1 <= self.over_selection < inf, f"over_selection={self.over_selection} >= 1")
-        _expect(1 <= self.quorum <= self.goal, f"quorum={self.quorum} from 1 to goal={self.goal}")
+        least = self.LEAST_QUORUM
+        _expect(
+            least <= self.quorum <= self.goal,
+            f"quorum={self.quorum} from {least} to goal={self.goal}",
+        )
         _expect(0 < self.deadline_s < inf, f"deadline_s={self.deadline_s} > 0 and finite")
         _expect(0 <= self.patience_s < inf, f"patience_s={self.patience_s} >= 0 and finite")
 
@@ -57,6 +64,61 @@ class RoundConfig:
     def cohort_size(self) -> int:
         """Clients to choose when there are enough: ceil(goal × over_selection)."""
         return max(self.goal, ceil(self.goal * self.over_selection - _ROUNDING))
+
+    @property
+    def by_coins(self) -> bool:
+        """Whether each available client is drawn by its own coin, in any number."""
+        return False
+
+    @property
+    def needed(self) -> int:
+        """Clients that must be available before the cohort is drawn."""
+        return self.candidates if self.by_coins else max(self.goal, self.candidates)
+
+    @property
+    def enough(self) -> float:
+        """Updates at which a round closes without its other members; infinity to wait for all."""
+        return inf if self.by_coins else self.goal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledConfig(RoundConfig):
+    """The settings of rounds whose random cohort amplifies privacy.
+
+    Such a round is never abandoned for too few updates: in the rounds that are left, a client that
+    always answers would be drawn more often than by its probability.
+
+    Attributes:
+        coins: whether each available client is drawn by its own coin, in any number; otherwise
+            `goal` of them.
+        goal: clients; with `coins`, the expected number.
+        over_selection: 1.
+        quorum: 0.
+        deadline_s: as of a round.
+        patience_s: as of a round.
+        candidates: clients that must be available before the cohort is drawn from them.
+        replace: False.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    LEAST_QUORUM: ClassVar[int] = 0
+
+    coins: bool = False
+    quorum: int = 0
+    replace: bool = False
+
+    def __post_init__(self) -> None:
+        RoundConfig.__post_init__(self)
+        _expect(self.quorum == 0, f"quorum=0 for a sampled cohort, got {self.quorum}")
+        _expect(self.over_selection == 1, f"over_selection=1, got {self.over_selection}")
+        _expect(not self.replace, "replace=false for a sampled cohort, got true")
+
+    @property
+    def by_coins(self) -> bool:
+        """Whether each available client is drawn by its own coin, in any number."""
+        return self.coins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ Sources: Bonawitz et al. 2019, "Towards Federated Learning at Scale: System Desi
 (selection, reporting, goal and deadline); h11 for the literal table of (state, event).
 
 Invariants: a client is counted once. Every member gets one first offer. A round closes with its
-quorum, or by an operator's command with at least one update. Terminal states do not change.
+quorum, which is 0 with a sampled cohort, or by an operator's command with at least one update.
+Terminal states do not change.
 After handling, `wake_at` is None or later than `now`. Handling raises OperatorRefused only.
 """
 
@@ -125,15 +126,17 @@ class Round(RoundEngine):
 
     def _open_if_ready(self, _: events.Wake | None = None) -> list[RoundEffect]:
         config, candidates, clock = self.config, self.candidates, self.clock
-        if clock.paused or len(candidates) < max(config.goal, config.candidates):
+        if clock.paused or len(candidates) < config.needed:
             return []
-        chosen = candidates.take(min(len(candidates), config.cohort_size))
+        most = min(len(candidates), config.cohort_size)
+        chosen = candidates.take(None if config.by_coins else most)
         for client in chosen:
             self.cohort.put(client, Phase.OFFERED)
         self._places = len(chosen)
         clock.deadline = clock.check_at = clock.now + config.deadline_s
         self.state = RoundState.REPORTING
-        return [Opened(tuple(chosen)), *map(Offer, chosen)]
+        opened: list[RoundEffect] = [Opened(tuple(chosen)), *map(Offer, chosen)]
+        return opened if chosen else opened + steps.close(self)  # coins may draw nobody
 
     # reporting
 
@@ -151,7 +154,7 @@ class Round(RoundEngine):
         if not cohort.report(event.client):
             return []
         # A report frees no place, and while others are at work only the goal can close the round.
-        waits = cohort.accepted < self.config.goal and cohort.at_work
+        waits = cohort.accepted < self.config.enough and cohort.at_work
         return [] if waits else steps.settle(self)
 
     @property

@@ -12,10 +12,14 @@ from math import inf
 import numpy as np
 
 from fedloom.strategies.selection import Candidates, History, Known, Occasion, Selection, Uniform
+from fedloom.strategies.selection.base import Places
 from fedloom.strategies.selection.roster import Attendance
 
 Select = Callable[[Sequence[str], int], Sequence[str]]
-"""(candidates in sorted order, count) -> that many of them, in the order drawn."""
+"""(candidates in sorted order, count) -> that many of them, in the order drawn.
+
+With `SampledConfig.coins` the count is that of all candidates, and any number of them is drawn.
+"""
 
 
 def uniform(seed: int, round_number: int) -> Select:
@@ -58,12 +62,32 @@ def select_by(
         occasion = Occasion(
             names=candidates, known=known, seed=seed, round=round_number, deadline_s=deadline_s
         )
-        places = policy.choose(occasion, count)
-        if isinstance(candidates, Candidates):
-            return candidates.pick(places)
-        return [candidates[place] for place in places.tolist()]
+        return _at(candidates, policy.choose(occasion, count))
 
     return select
+
+
+def by_coins(drawn: Callable[[Sequence[str]], Places]) -> Select:
+    """A draw in which each candidate has a coin of its own.
+
+    Args:
+        drawn: returns the places of those whose coin draws them; the coin of a candidate does not
+            depend on the others.
+
+    Returns:
+        A draw of any number of candidates, at most the count that is asked for.
+    """
+
+    def select(candidates: Sequence[str], _: int) -> Sequence[str]:
+        return _at(candidates, drawn(candidates))
+
+    return select
+
+
+def _at(candidates: Sequence[str], places: Places) -> Sequence[str]:
+    if isinstance(candidates, Candidates):
+        return candidates.pick(places)
+    return [candidates[place] for place in places.tolist()]
 
 
 class CandidatePool:
@@ -99,8 +123,8 @@ class CandidatePool:
         """Remove a client, if it is in the pool."""
         self._idle.discard(client)
 
-    def take(self, count: int) -> Sequence[str]:
-        """Draw a cohort of `count` idle clients.
+    def take(self, count: int | None) -> Sequence[str]:
+        """Draw a cohort of `count` idle clients; None for as many as the draw returns, or none.
 
         Raises:
             ValueError: the selection function did not return `count` different candidates.
@@ -127,10 +151,11 @@ class CandidatePool:
                 return client
         return None
 
-    def _draw(self, count: int) -> Sequence[str]:
-        chosen = self._select(self._idle.candidates(), count)
-        if len(chosen) != count or not self._idle.are_different(chosen):
-            raise ValueError(f"Expected {count} different candidates, got {list(chosen[:10])}.")
+    def _draw(self, count: int | None) -> Sequence[str]:
+        chosen = self._select(self._idle.candidates(), len(self._idle) if count is None else count)
+        wanted = len(chosen) if count is None else count
+        if len(chosen) != wanted or not self._idle.are_different(chosen):
+            raise ValueError(f"Expected {wanted} different candidates, got {list(chosen[:10])}.")
         return chosen
 
 

@@ -105,7 +105,7 @@ def settle(engine: RoundEngine) -> list[RoundEffect]:
     if engine.clock.paused:
         return []
     cohort, config = engine.cohort, engine.config
-    if cohort.accepted >= config.goal:
+    if cohort.accepted >= config.enough:
         return close(engine)
     effects = recruit(engine)
     if not cohort.at_work and cohort.accepted >= config.quorum:
@@ -179,9 +179,9 @@ def close_now(engine: RoundEngine, _: events.CloseNow) -> list[RoundEffect]:
     """Close with the accepted updates.
 
     Raises:
-        OperatorRefused: no update is accepted.
+        OperatorRefused: no update is accepted, and the quorum is above 0.
     """
-    if not engine.cohort.accepted:
+    if engine.cohort.accepted < min(1, engine.config.quorum):
         raise OperatorRefused(
             "Expected at least 1 accepted update to close with, got 0; "
             "wait for one or abort the round."

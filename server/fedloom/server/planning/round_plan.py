@@ -51,7 +51,7 @@ class RoundPlan:
     @property
     def config(self) -> RoundConfig:
         """The settings of the round."""
-        return changed(self.spec.cohort_config(self.number, self.stream), self.goals)
+        return changed(self.spec.round_config(), self.goals)
 
     @property
     def note(self) -> StateNote:

@@ -6,6 +6,7 @@ restarted server or a simulator continues with the same run.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal
 
 from fedloom.protocol.codecs import Codec
@@ -18,7 +19,9 @@ from fedloom.server.engine import (
     RoundConfig,
     RoundKind,
     RunConfig,
+    SampledConfig,
     Select,
+    by_coins,
     select_by,
     uniform,
 )
@@ -42,6 +45,9 @@ MODES = ("synchronous", "buffered")
 """Modes of rounds: all clients work on one model, or each on the newest when it was asked."""
 
 MAX_ROUNDS = 10**9
+
+MOST_DRAWN = 1 << 20
+"""Updates for which a Poisson-sampled round has room: a full sum would displace drawn clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,22 +214,6 @@ class RunSpec:
                 f"that large, got {self.max_abs:g}. Raise max_abs."
             )
 
-    def cohort_config(self, number: int, stream: Stream | None) -> RoundConfig:
-        """The settings of one round; with Poisson sampling, with the drawn cohort size.
-
-        Args:
-            number: the round's.
-            stream: of the run's secret; used only with Poisson sampling.
-        """
-        config = self.round_config()
-        settings = self.build_privacy()
-        if settings is None or settings.sampling != "poisson":
-            return config
-        assert stream is not None
-        assert settings.population is not None
-        drawn = privacy.drawn(stream, number, config.goal, settings.population)
-        return replace(config, goal=min(max(drawn, 1), self.capacity), quorum=1)
-
     def build_selection(self) -> Selection:
         """The policy that draws cohorts."""
         return registry.selection(*named(self.selection, "selection"), table="selection")
@@ -240,6 +230,12 @@ class RunSpec:
             stream: of the run's secret; keeps the draw secret if the privacy claim depends on it.
         """
         settings = self.build_privacy()
+        if settings is not None and settings.sampling == "poisson":
+            assert stream is not None
+            assert settings.population is not None
+            goal, population = self._round_config().goal, settings.population
+            coins = partial(privacy.drawn, stream, number, goal=goal, population=population)
+            return by_coins(coins)
         if settings is not None and settings.sampling != "none":
             assert stream is not None
             return uniform(int.from_bytes(stream("selection", number, 0, 8), "little"), number)
@@ -262,10 +258,20 @@ class RunSpec:
         settings = self.build_privacy()
         if settings is None:
             return config
-        # Drawn once, from at least the population of the claim: see `fedloom.strategies.privacy`.
-        sampled = settings.sampling != "none"
-        candidates = max(config.candidates, settings.population or 1) if sampled else 1
-        return replace(config, replace=False, candidates=candidates)
+        if settings.sampling == "none":
+            return replace(config, replace=False, candidates=1)
+        assert settings.population is not None
+        coins = settings.sampling == "poisson"
+        # A subset of one size must be of at least the population of the claim. Coins hold their
+        # probability with any number of clients; fewer only make a smaller cohort.
+        chosen = coins and config.candidates > 1
+        return SampledConfig(
+            coins=coins,
+            goal=config.goal,
+            deadline_s=config.deadline_s,
+            patience_s=config.patience_s,
+            candidates=config.candidates if chosen else max(config.candidates, settings.population),
+        )
 
     def _round_config(self) -> RoundConfig:
         settings = dict(self.cohort)
@@ -299,7 +305,8 @@ class RunSpec:
         """Most updates that one round can accept: the goal, and those admitted at the same time."""
         config = self.round_config()
         beside = config.concurrency if isinstance(config, BufferConfig) else config.goal
-        return config.goal + beside + 64
+        usual = config.goal + beside + 64
+        return max(usual, MOST_DRAWN) if config.by_coins else usual
 
     def exponent(self) -> int:
         """The fixed-point format of a round's sums; it follows from the specification alone."""

@@ -390,6 +390,20 @@ class RoundDriver:
             "round %d of %s opened for %d", plan.number, plan.run, len(cohort), extra=self._about()
         )
         self._gate.open()
+        self._warn_of_more()
+
+    def _warn_of_more(self) -> None:
+        """Warn if more clients attend than the divisor of the mean is made for."""
+        settings, engine = self.plan.spec.build_privacy(), self.engine
+        attending = len(engine.cohort) + len(engine.candidates)
+        expected = (settings and settings.population) or attending
+        if engine.config.by_coins and attending > 1.25 * expected:
+            log.warning(
+                "%d clients attend round %d, %.1f times privacy.population = %d: the claim holds, "
+                "but the steps of the model are that much longer. Submit a run with a larger "
+                "population.",
+                attending, self.plan.number, attending / expected, expected, extra=self._about(),
+            )  # fmt: skip
 
     def _is_current(self, offer: effects.Offer) -> bool:
         """Whether an offer that was queued is still to be sent."""
@@ -418,7 +432,8 @@ class RoundDriver:
         self._context.fleet.send(client, message)
 
     async def _close(self) -> Outcome:
-        goal = self.engine.config.goal
+        config = self.engine.config
+        goal = len(self.engine.cohort) if config.by_coins else config.goal
         outcome, updates = await commit(self.plan, self._sum, self._context, goal)
         assert outcome.model is not None
         self.feed(events.Committed())

@@ -30,7 +30,7 @@ def status(
         "members": {client: phase.value for client, phase in cohort.phases.items()},
         "available": len(engine.candidates),
         "accepted": cohort.accepted,
-        "goal": config.goal,
+        "goal": len(cohort) if config.by_coins and len(cohort) else config.goal,
         "quorum": config.quorum,
         "deadline_left_s": engine.clock.deadline_left_s(now),
     }

@@ -138,7 +138,7 @@ class Clock:
             return Opening(start_s, None, np.empty(0))
         availability = self.devices.availability
         there, changes = availability.look(start_s)
-        needed = max(config.goal, config.candidates)
+        needed = config.needed
         if there.sum() >= needed:
             return Opening(start_s, there, changes)
         at_s = availability.first_with(needed, start_s)

@@ -76,8 +76,8 @@ def _settings(row: str, epsilon: float, rounds: int) -> dict[str, Any]:
 
 
 REMARKS = """
-- Secret Poisson sampling costs least: at epsilon 2 two points of accuracy. It needs the whole
-  population to be connected when a round opens.
+- Secret Poisson sampling costs least: at epsilon 2 two points of accuracy. It needs
+  who takes part to stay secret.
 - Without an assumption on sampling the same client may be in all 40 rounds, and at epsilon 8 the
   noise is nearly three times that of Poisson sampling. DP-FTRL lies between: it asks each client
   once in 4 rounds.

@@ -222,7 +222,7 @@ class Trainer:
         spec, names = self.experiment.spec, self.experiment.population.names
         kind = RoundKind.TRAIN if task.train else RoundKind.EVALUATE
         return self.clock.play(
-            spec.cohort_config(task.round, self._stream),
+            spec.round_config(),
             select=spec.select(task.round, kind, self._history, self._stream),
             round_number=task.round,
             load=self.load(task),

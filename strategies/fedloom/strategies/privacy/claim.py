@@ -22,20 +22,20 @@ LOCAL: Final = "anyone who sees a client's updates or the models, including the 
 
 _NEIGHBOURS: Final = {
     "zero-out": "a client's updates are replaced by zeros",
-    "add-or-remove": "a client is added or removed",
+    "add-or-remove": "a client is added or removed, the others being present at the same times",
     "replace": "a client's updates are replaced by any others",
 }
 _SAMPLING: Final = {
     "none": "none assumed: the same client may be in every round",
-    "poisson": "Poisson: each of {population} clients is in a round with probability {cohort}/"
-    "{population}, by an independent secret coin",
+    "poisson": "Poisson: each client that is present when a round opens is drawn with probability "
+    "{cohort}/{population}, by an independent secret coin",
     "without_replacement": "without replacement: {cohort} of {population} clients a round, every "
     "subset equally likely, drawn in secret",
 }
-_NOT_HIDDEN: Final = (
-    "which clients take part in which round, and when they answer",
-    "anything that the clients' own code sends or prints outside its updates",
-)
+_TAKING_PART: Final = "which clients take part in which round, and when they answer"
+_OWN_CODE: Final = "anything that the clients' own code sends or prints outside its updates"
+_HIDDEN: Final = "which clients are drawn stays secret: whoever learns it is not covered"
+_NO_ABORT: Final = "no operator aborts rounds because of who was drawn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Plan:
             "denominator": f"{self.goal} clients a round, for any number of reports",
             "budget": settings.limit,
             "assumes": self._assumes(),
-            "not_hidden": list(_NOT_HIDDEN),
+            "not_hidden": [_OWN_CODE] if self._sampled else [_TAKING_PART, _OWN_CODE],
             "accounting": self._accounting(),
         }
 
@@ -170,12 +170,18 @@ class Plan:
                 f"a client takes part at most once in {self.settings.restart_every} rounds, which "
                 "the server enforces"
             )
-        if self.settings.sampling != "none":
+        if self._sampled:
+            assumed += [_HIDDEN, _NO_ABORT]
+        if self.settings.sampling == "without_replacement":
             assumed.append(
-                "a round opens only when the whole population is available, which the server "
-                "enforces"
+                f"a round opens only when {self.settings.population} clients are available, which "
+                "the server enforces"
             )
         return assumed
+
+    @property
+    def _sampled(self) -> bool:
+        return self.settings.sampling != "none"
 
     def _accounting(self) -> str:
         if self.settings.sampling == "none" and self.settings.restart_every is None:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from fedloom.strategies.base import Strategy
 from fedloom.strategies.exact.partial import Params, Partial
 from fedloom.strategies.privacy.release import Memory, Release
-from fedloom.strategies.privacy.sampling import drawn
 from fedloom.strategies.privacy.streams import Stream
 from fedloom.strategies.state import State
 
@@ -44,12 +43,6 @@ def finish(
         round: its number.
         stream: of the run's secret.
     """
-    settings = release.settings
-    if settings.sampling == "poisson":
-        assert settings.population is not None
-        if drawn(stream, round, release.goal, settings.population) == 0:
-            # A round asks at least one client; with no client drawn, its update does not count.
-            partial = Partial(partial.specs, partial.exponent)
     memory = memory_of(release, state)
     means, memory = release.means(partial, memory, round=round, step=state.step, stream=stream)
     own = State(step=state.step, slots={n: s for n, s in state.slots.items() if n != SLOT})

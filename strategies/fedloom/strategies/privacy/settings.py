@@ -37,11 +37,11 @@ class Privacy:
         target_epsilon: epsilon after all rounds, > 0; the noise is calibrated to it.
         budget: epsilon at which the run stops, > 0; `target_epsilon` by default.
         delta: in (0, 1), and below 1 / population.
-        population: number of clients from which cohorts are drawn.
+        population: number of clients from which a cohort of the goal's size is expected.
         sampling: assumption of the claim about the draw of cohorts. `none`: none, the same client
-            may take part in every round. `poisson`: each client of the population is in each
-            cohort by an independent coin. `without_replacement`: cohorts of one size, every
-            subset equally likely.
+            may take part in every round. `poisson`: each client that is present is in a cohort
+            by a coin of its own, of probability goal / population. `without_replacement`: cohorts
+            of one size, of at least the population, every subset equally likely.
         clip_quantile: share of the clients whose updates should be within the clip, in (0, 1);
             None for a fixed clip.
         clip_learning_rate: of the clip towards the quantile, > 0.
