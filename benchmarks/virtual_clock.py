@@ -85,7 +85,7 @@ def rounds_of(table: dict, clients: int) -> Callable[[int], Measured]:
 
     def case(events: int) -> Measured:
         clock = Clock(numbered(clients), Devices.build(table, clients, seed=1))
-        load = Load(trained=np.full(clients, 600), model_bytes=4_000_000, update_bytes=4_000_000)
+        load = Load(trained=np.full(clients, 600), download_bytes=4_000_000, upload_bytes=4_000_000)
         config = RoundConfig(goal=1000, over_selection=1.3, quorum=500, deadline_s=120.0)
         handled = number = 0
         now = 0.0

@@ -128,6 +128,11 @@ class TaskDescription:
         """Whether clients evaluate the received model: if asked, or if they do not train."""
         return self.evaluate or not self.train
 
+    @property
+    def receives(self) -> bool:
+        """Whether clients get the tensors beside the model: to train, or to pick one of several."""
+        return self.train or self.rule.picks
+
 
 def task_seed(seed: int, number: int, client: str) -> int:
     """Return the seed of a client's randomness in a round; it depends on nothing else."""

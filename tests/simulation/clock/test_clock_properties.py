@@ -79,7 +79,7 @@ games = given(
 def load():
     """10 to 120 examples, 1 MB down, 0.5 MB up."""
     trained = np.arange(1, CLIENTS + 1) * 10
-    return Load(trained=trained, model_bytes=1_000_000, update_bytes=500_000)
+    return Load(trained=trained, download_bytes=1_000_000, upload_bytes=500_000)
 
 
 def clock_of(table, seed):
@@ -186,7 +186,7 @@ def witnessed(config, table, seed, refused):
             available=[name for name, is_there in zip(names, there, strict=True) if is_there],
         ),
         refused,
-        devices.work_seconds(load(), 5),
+        [devices.work_times(load(), 5).seconds(place) for place in range(CLIENTS)],
         devices.declines(5),
         devices.fails_at(5),
     )
@@ -270,7 +270,7 @@ def test_the_order_of_the_clients_does_not_matter(order, seed, config):
         )  # fmt: skip
         assert draw_out.any()
         names = [numbered(CLIENTS)[place] for place in places]
-        trained = Load(trained=load().trained[places], model_bytes=10**6, update_bytes=10**6)
+        trained = Load(trained=load().trained[places], download_bytes=10**6, upload_bytes=10**6)
         found = play(
             config, select=uniform(seed, 1), names=names, devices=devices, round_number=1,
             load=trained,

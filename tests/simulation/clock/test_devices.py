@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.clock.availability import from_windows, periodic
 from fedloom.simulation.clock.device_random import Source, draw
-from fedloom.simulation.clock.devices import Devices, Load, trained_examples
-from fedloom.strategies import RoundSettings
+from fedloom.simulation.clock.devices import Devices, Load
 
 PLAIN = {"compute_examples_per_s": 100, "download_mbit_s": 8, "upload_mbit_s": 4}
 
@@ -136,25 +135,41 @@ def test_sources_of_other_seeds_purposes_and_rounds_differ():
 # ---- work ----------------------------------------------------------------------------------------
 
 
+def seconds(devices, load, number=1, **has):
+    """Of each device's work."""
+    times = devices.work_times(load, number)
+    return [times.seconds(place, **has) for place in range(len(devices))]
+
+
 def test_work_is_download_training_and_upload():
     """1 s + 600 examples at 100/s + 2 s; evaluating costs a third."""
-    load = Load(trained=np.full(4, 600), model_bytes=1_000_000, update_bytes=1_000_000)
-    assert built().work_seconds(load, 1).tolist() == [9.0] * 4
+    load = Load(trained=np.full(4, 600), download_bytes=1_000_000, upload_bytes=1_000_000)
+    assert seconds(built(), load) == [9.0] * 4
     load = Load(
         trained=np.zeros(4, np.int64), evaluated=np.full(4, 300),
-        model_bytes=1_000_000, update_bytes=0,
+        download_bytes=1_000_000, upload_bytes=0,
     )  # fmt: skip
-    assert built().work_seconds(load, 1).tolist() == [2.0] * 4
+    assert seconds(built(), load) == [2.0] * 4
+
+
+def test_a_device_downloads_what_it_lacks_and_uploads_its_own_update():
+    """0, 1, 2 and 3 s down, none for files that it has; 8, 6, 4 and 2 s up, at 4 Mbit/s."""
+    down = np.arange(4) * 1_000_000
+    load = Load(
+        trained=np.zeros(4), download_bytes=down, upload_bytes=lambda place: (4 - place) * 1_000_000
+    )
+    assert seconds(built(), load) == [8.0, 7.0, 6.0, 5.0]
+    assert seconds(built(), load, has_files=True) == [8.0, 6.0, 4.0, 2.0]
 
 
 def test_jitter_differs_by_round_and_client_and_has_median_1():
     devices = built(num_clients=20_001, jitter=0.3)
-    load = Load(trained=np.full(20_001, 100), model_bytes=0, update_bytes=0)
-    first, second = devices.work_seconds(load, 1), devices.work_seconds(load, 2)
+    load = Load(trained=np.full(20_001, 100), download_bytes=0, upload_bytes=0)
+    first, second = seconds(devices, load), seconds(devices, load, number=2)
     assert np.median(first) == pytest.approx(1.0, rel=0.02)
     assert np.log(first).std() == pytest.approx(0.3, rel=0.02)
     assert not np.isclose(first, second).any()
-    assert np.array_equal(devices.work_seconds(load, 1), first)
+    assert np.array_equal(seconds(devices, load), first)
 
 
 def test_probabilities_are_met():
@@ -167,22 +182,6 @@ def test_probabilities_are_met():
     assert not np.array_equal(declines, devices.declines(2))
     assert built().declines(1) is None
     assert built().fails_at(1) is None
-
-
-@pytest.mark.parametrize(
-    ("settings", "trained"),
-    [
-        ((2, None, 10), [14, 50]),
-        ((None, 3, 10), [21, 25]),  # 7 alone three times; 10 + 10 + 5
-        ((None, 4, 10), [28, 35]),
-        ((None, 2, 0), [14, 50]),
-    ],
-)
-def test_examples_are_counted_like_in_the_training_loop(settings, trained):
-    """Passes over 7 and 25 examples; the last batch of a pass may be smaller."""
-    epochs, steps, batch_size = settings
-    told = RoundSettings(epochs=epochs, steps=steps, batch_size=batch_size, learning_rate=0.1)
-    assert trained_examples(np.array([7, 25]), told).tolist() == trained
 
 
 # ---- availability --------------------------------------------------------------------------------

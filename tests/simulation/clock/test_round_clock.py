@@ -37,7 +37,7 @@ def fleet(work_s, *, windows=None, cycle_s=1000.0, failure=0.0, drop_out=0.0):
         failure=np.broadcast_to(np.float64(failure), clients),
         availability=availability,
     )
-    return devices, Load(trained=np.ones(clients, np.int64), model_bytes=1, update_bytes=1)
+    return devices, Load(trained=np.ones(clients, np.int64), download_bytes=1, upload_bytes=1)
 
 
 def played(config, work_s, *, start_s=0.0, refused=frozenset(), select=in_order, **how):
@@ -62,7 +62,7 @@ def test_download_training_and_upload_follow_one_another():
     """1 MB at 8 Mbit/s, 20 examples at 10/s, 0.5 MB at 1 Mbit/s: 1 + 2 + 4 seconds."""
     table = {"compute_examples_per_s": 10, "download_mbit_s": 8, "upload_mbit_s": 1}
     devices = Devices.build(table, 1, seed=0)
-    load = Load(trained=np.array([20]), model_bytes=1_000_000, update_bytes=500_000)
+    load = Load(trained=np.array([20]), download_bytes=1_000_000, upload_bytes=500_000)
     game = play(
         RoundConfig(goal=1), select=in_order, names=["a"], devices=devices,
         round_number=1, load=load, start_s=100.0,
@@ -239,7 +239,7 @@ def test_devices_that_arrive_together_are_drawn_together():
 
 def untimed(config, names, **how):
     """Play a round without time."""
-    load = Load(trained=np.ones(len(names), np.int64), model_bytes=1, update_bytes=1)
+    load = Load(trained=np.ones(len(names), np.int64), download_bytes=1, upload_bytes=1)
     return play(
         config, select=uniform(3, 1), names=names, devices=None, round_number=1, load=load, **how
     )
@@ -272,7 +272,7 @@ def test_over_selection_without_devices_is_refused():
 
 @pytest.mark.parametrize("devices", [None, fleet([1.0, 1.0])[0]])
 def test_a_goal_larger_than_the_population_is_refused(devices):
-    load = Load(trained=np.ones(2, np.int64), model_bytes=1, update_bytes=1)
+    load = Load(trained=np.ones(2, np.int64), download_bytes=1, upload_bytes=1)
     with pytest.raises(UsageError, match="goal of at most 2 clients"):
         Clock(["a", "b"], devices).play(
             RoundConfig(goal=3), select=in_order, round_number=1, load=load

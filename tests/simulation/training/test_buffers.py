@@ -47,7 +47,7 @@ def devices_of(seconds, **changes):
 
 def load_of(count):
     """One example each."""
-    return Load(trained=np.ones(count, np.int64), model_bytes=0, update_bytes=0)
+    return Load(trained=np.ones(count, np.int64), download_bytes=0, upload_bytes=0)
 
 
 def plays(config, names, devices, rounds, *, refused=frozenset()):
@@ -236,7 +236,7 @@ def test_each_client_trains_on_the_model_of_its_task():
     names, spec = described.population.names, described.spec
     config, clock = spec.buffer_config(), Clock(names, SPEEDS)
     load = Load(
-        trained=described.population.sizes * 2, model_bytes=0, update_bytes=0
+        trained=described.population.sizes * 2, download_bytes=0, upload_bytes=0
     )  # fmt: skip
     simulation_params = described.model().state_dict()
     models = {1: {n: t.numpy().copy() for n, t in simulation_params.items()}}

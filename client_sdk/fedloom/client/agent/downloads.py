@@ -14,13 +14,12 @@ from fedloom.client.network.connection import Connection
 from fedloom.client.state.model_check import UnfitError, check_room
 from fedloom.client.state.store import KEEP_MODELS, ClientStore
 from fedloom.protocol.errors import IntegrityError
+from fedloom.protocol.tensors.model_differences import first_step
 from fedloom.protocol.tracing import Tracer
 from fedloom.protocol.v1 import fleet_pb2
 
 MAX_MISMATCHES = 3
 """Downloads that may fail their checksum before the offer is refused."""
-SLACK_BYTES = 1 << 16
-"""By how much differences may be longer than the model that they lead to."""
 
 
 class ModelDownloads:
@@ -73,11 +72,11 @@ class ModelDownloads:
         if not steps or await asyncio.to_thread(store.has_model, offer.model.digest):
             return
         known = [await asyncio.to_thread(store.has_model, step.base) for step in steps]
-        if not any(known):
+        sizes = [step.difference.size_bytes for step in steps]
+        first = first_step(known, sizes, offer.model.size_bytes)
+        if first is None:
             return
-        if sum(step.difference.size_bytes for step in steps) > offer.model.size_bytes + SLACK_BYTES:
-            return
-        del steps[: len(known) - 1 - known[::-1].index(True)]  # from the newest that is here
+        del steps[:first]
         digests = [step.difference.digest for step in steps]
         try:
             for step in steps:

@@ -42,6 +42,11 @@ class ArrayInfo:
     dtype: str
     shape: Shape
 
+    @property
+    def size_bytes(self) -> int:
+        """Of its items."""
+        return size_of(self.shape) * int(self.dtype.lstrip("BFIU")) // 8
+
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
@@ -127,9 +132,16 @@ class Codec(ABC):
         """Return whether a tensor of this shape is encoded; default: if that makes it smaller."""
         return self.size_bytes(shape) < 4 * size_of(shape)
 
-    @abstractmethod
     def size_bytes(self, shape: Shape) -> int:
-        """Return the approximate bytes of an encoded tensor of this shape."""
+        """Return the bytes of `layout`."""
+        return sum(info.size_bytes for info in self.layout(shape).values())
+
+    @abstractmethod
+    def layout(self, shape: Shape) -> dict[str, ArrayInfo]:
+        """Return the arrays of an encoded tensor of this shape, by role, in order.
+
+        Where the values decide their dtypes or sizes, of one possible encoding.
+        """
 
     @abstractmethod
     def encode(
@@ -144,13 +156,14 @@ class Codec(ABC):
             memory: of the last `Encoded` of this tensor, or empty.
         """
 
-    @abstractmethod
     def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Check the declared arrays, whose roles are one of `forms`, against the tensor's shape.
+        """Check the declared arrays, whose roles are one of `forms`; default: against `layout`.
 
         Raises:
             Refusal: WRONG_DTYPE or WRONG_SHAPE.
         """
+        for role, info in self.layout(shape).items():
+            expect(role, arrays[role], (info.dtype,), info.shape)
 
     @abstractmethod
     def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> Inspector:

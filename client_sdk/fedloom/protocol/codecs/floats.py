@@ -26,7 +26,6 @@ from fedloom.protocol.codecs.base import (
     Inspector,
     Read,
     Shape,
-    expect,
     size_of,
 )
 from fedloom.protocol.codecs.draws import Words64
@@ -42,16 +41,13 @@ class _Halved(Codec):
     forms: ClassVar[tuple[tuple[str, ...], ...]] = (("values",),)
     dtype: ClassVar[str]
 
-    def size_bytes(self, shape: Shape) -> int:
+    def layout(self, shape: Shape) -> dict[str, ArrayInfo]:
         """Two bytes per value."""
-        return 2 * size_of(shape)
+        return {"values": ArrayInfo(self.dtype, (size_of(shape),))}
 
     def widen(self, items: NDArray[Any], out: Floats) -> None:
         """Write the values of items."""
         raise NotImplementedError
-
-    def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
-        expect("values", arrays["values"], (self.dtype,), (size_of(shape),))
 
     def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Widener":
         """Return an inspector that yields every value."""

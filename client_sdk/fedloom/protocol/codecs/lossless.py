@@ -66,9 +66,13 @@ class Lossless(Codec):
         """Return whether the tensor is large enough."""
         return size_of(shape) >= _LEAST
 
-    def size_bytes(self, shape: Shape) -> int:
-        """Bytes of the values: the gain is not known in advance."""
-        return 4 * size_of(shape)
+    def layout(self, shape: Shape) -> dict[str, ArrayInfo]:
+        """The longest arrays, of values that do not shrink: the gain is not known in advance."""
+        size = size_of(shape)
+        return {
+            "lengths": ArrayInfo("U32", (-(-size // BLOCK),)),
+            "data": ArrayInfo("U8", (4 * size,)),
+        }
 
     def encode(
         self, values: Floats, shape: Shape, seed: int, memory: Mapping[str, NDArray[Any]]
@@ -91,11 +95,12 @@ class Lossless(Codec):
 
     def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
         """Check the sizes that are known."""
-        size = size_of(shape)
-        expect("lengths", arrays["lengths"], ("U32",), (-(-size // BLOCK),))
+        longest = self.layout(shape)
+        expect("lengths", arrays["lengths"], ("U32",), longest["lengths"].shape)
         expect("data", arrays["data"], ("U8",), None)
-        if arrays["data"].shape[0] > 4 * size:
-            raise malformed(f"at most {4 * size} bytes of data", arrays["data"].shape[0])
+        (most,) = longest["data"].shape
+        if arrays["data"].shape[0] > most:
+            raise malformed(f"at most {most} bytes of data", arrays["data"].shape[0])
 
     def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":
         """Return an inspector that inflates each complete block."""

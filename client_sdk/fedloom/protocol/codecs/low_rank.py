@@ -29,7 +29,6 @@ from fedloom.protocol.codecs.base import (
     Floats,
     Read,
     Shape,
-    expect,
     size_of,
 )
 from fedloom.protocol.codecs.draws import Words64
@@ -67,9 +66,10 @@ class LowRank(Codec):
             return False
         return self.size_bytes(shape) < 4 * size_of(shape)
 
-    def size_bytes(self, shape: Shape) -> int:
+    def layout(self, shape: Shape) -> dict[str, ArrayInfo]:
         """Both factors."""
-        return 4 * self.rank * sum(matrix_of(shape))
+        m, n = matrix_of(shape)
+        return {"left": ArrayInfo("F32", (m, self.rank)), "right": ArrayInfo("F32", (n, self.rank))}
 
     def encode(
         self, values: Floats, shape: Shape, seed: int, memory: Mapping[str, NDArray[Any]]
@@ -90,12 +90,6 @@ class LowRank(Codec):
             "right": np.einsum("ij,ik->jk", matrix, left, dtype=np.float64).astype(np.float32),
         }
         return Encoded(factors, memory={_MEMORY: factors["right"]})
-
-    def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Check sizes, which follow from the shape."""
-        m, n = matrix_of(shape)
-        expect("left", arrays["left"], ("F32",), (m, self.rank))
-        expect("right", arrays["right"], ("F32",), (n, self.rank))
 
     def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":
         """Return an inspector that holds both factors and yields their product at the end."""

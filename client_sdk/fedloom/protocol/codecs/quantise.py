@@ -29,7 +29,6 @@ from fedloom.protocol.codecs.base import (
     Inspector,
     Read,
     Shape,
-    expect,
     malformed,
     size_of,
 )
@@ -74,9 +73,12 @@ class _Quantised(Codec):
     def rows(self, shape: Shape) -> int:
         return -(-size_of(shape) // self.block)
 
-    def size_bytes(self, shape: Shape) -> int:
-        """Scales and codes."""
-        return 4 * self.rows(shape) + self.codes_in(size_of(shape))
+    def layout(self, shape: Shape) -> dict[str, ArrayInfo]:
+        """Scales and codes, of a byte each."""
+        return {
+            "scales": ArrayInfo("F32", (self.rows(shape),)),
+            "codes": ArrayInfo(self.dtype, (self.codes_in(size_of(shape)),)),
+        }
 
     def encode(
         self, values: Floats, shape: Shape, seed: int, memory: Mapping[str, NDArray[Any]]
@@ -94,10 +96,6 @@ class _Quantised(Codec):
                 at, after = self.codes_in(start), self.codes_in(start + block.size)
                 self.pack(whole, codes[at:after])
         return Encoded({"scales": scales, "codes": codes})
-
-    def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
-        expect("scales", arrays["scales"], ("F32",), (self.rows(shape),))
-        expect("codes", arrays["codes"], (self.dtype,), (self.codes_in(size_of(shape)),))
 
     def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":
         """Return a checker of scales and of every decoded value."""

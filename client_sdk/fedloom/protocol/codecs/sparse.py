@@ -82,11 +82,23 @@ class TopK(_Sparse):
     biased: ClassVar[bool] = True
     forms: ClassVar[tuple[tuple[str, ...], ...]] = (("values", "gaps"), ("values", "bits"))
 
-    def size_bytes(self, shape: Shape) -> int:
-        """Values, and gaps of two bytes or bits."""
+    def applies(self, shape: Shape) -> bool:
+        """Return whether encoding makes it smaller, with gaps of two bytes or bits."""
         size = size_of(shape)
         count = self.kept(size)
-        return 4 * count + min(2 * count, (size + 7) // 8)
+        return 4 * count + min(2 * count, (size + 7) // 8) < 4 * size
+
+    def layout(self, shape: Shape) -> dict[str, ArrayInfo]:
+        """Values, and the shorter of bits and of gaps as wide as places at random have."""
+        size = size_of(shape)
+        count, bits = self.kept(size), (size + 7) // 8
+        values = ArrayInfo("F32", (count,))
+        # Of `count` places at random, a gap beyond g has the probability (1 - count/size)^g.
+        widest = min(size, math.log(max(count, 2)) * size / max(count, 1))
+        width = next((width for width in (1, 2) if widest < 1 << 8 * width), 4)
+        if bits < count * width:
+            return {"values": values, "bits": ArrayInfo("U8", (bits,))}
+        return {"values": values, "gaps": ArrayInfo(f"U{8 * width}", (count,))}
 
     def encode(
         self, values: Floats, shape: Shape, seed: int, memory: Mapping[str, NDArray[Any]]
@@ -224,9 +236,9 @@ class RandomK(_Sparse):
         """Unless scaled."""
         return not self.scaled
 
-    def size_bytes(self, shape: Shape) -> int:
+    def layout(self, shape: Shape) -> dict[str, ArrayInfo]:
         """Values alone."""
-        return 4 * self.kept(size_of(shape))
+        return {"values": ArrayInfo("F32", (self.kept(size_of(shape)),))}
 
     def encode(
         self, values: Floats, shape: Shape, seed: int, memory: Mapping[str, NDArray[Any]]
@@ -243,10 +255,6 @@ class RandomK(_Sparse):
                 with np.errstate(over="ignore"):  # the checks refuse infinity
                     sent[start:stop] *= lengths.astype(np.float32)
         return Encoded({"values": sent})
-
-    def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Check the size, which follows from the shape."""
-        expect("values", arrays["values"], ("F32",), (self.kept(size_of(shape)),))
 
     def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":
         """Return a checker of the values."""

@@ -315,6 +315,16 @@ class Sink(Protocol):
         """Write all of `data`."""
 
 
+def container_bytes(params: Mapping[str, Values], dtypes: Mapping[str, str] | None = None) -> int:
+    """The length of the container that `write_params` writes."""
+    return _layout(params, dtypes)[1].size_bytes
+
+
+def _layout(params: Mapping[str, Values], dtypes: Mapping[str, str] | None) -> tuple[bytes, Layout]:
+    stored = {n: (dtypes or {}).get(n) or dtype_name(a.dtype) for n, a in params.items()}
+    return build_header(TensorEntry(n, stored[n], a.shape) for n, a in params.items())
+
+
 def write_params(
     file: Sink, params: Mapping[str, Values], dtypes: Mapping[str, str] | None = None
 ) -> str:
@@ -326,15 +336,12 @@ def write_params(
         dtypes: container dtypes by name, if they differ from the arrays' own.
     """
     params = {n: a if isinstance(a, Pieces) else np.asarray(a) for n, a in params.items()}
-    stored = {n: (dtypes or {}).get(n) or dtype_name(a.dtype) for n, a in params.items()}
-    header, layout = build_header(
-        TensorEntry(name, stored[name], array.shape) for name, array in params.items()
-    )
+    header, layout = _layout(params, dtypes)
     digest = hashlib.sha256(header)
     file.write(header)
-    for name in layout.tensors:
+    for name, info in layout.tensors.items():
         for _, piece in pieces_of(params[name], _WRITE_VALUES):
-            block = np.ascontiguousarray(narrow(piece, stored[name])).view(np.uint8).data
+            block = np.ascontiguousarray(narrow(piece, info.dtype)).view(np.uint8).data
             file.write(block)
             digest.update(block)
     return digest.hexdigest()

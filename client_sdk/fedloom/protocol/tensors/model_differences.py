@@ -20,7 +20,7 @@ Invariant: `apply` to the output of `make` gives the arrays that `make` returned
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,6 +41,8 @@ Params = Mapping[str, NDArray[Any]]
 GROUP = "model"
 """The group name in the seeds of a model's tensors."""
 _NOTE = "note"
+_SLACK_BYTES = 1 << 16
+"""By how much differences may be longer than the model that they lead to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,19 @@ def apply(
             moved = partial(_moved_piece, manifest.dtypes[name], method)
             result[name] = changed(moved, base[name], change, dtype=manifest.specs[name].dtype)
     return result
+
+
+def first_step(known: Sequence[bool], sizes: Sequence[int], model_bytes: int) -> int | None:
+    """The first of the offered differences that a client downloads; None for the whole model.
+
+    Args:
+        known: whether it has the model from which each difference was computed, oldest first.
+        sizes: of the differences, bytes.
+        model_bytes: of the model that they lead to.
+    """
+    if not any(known) or sum(sizes) > model_bytes + _SLACK_BYTES:
+        return None
+    return max(number for number, has in enumerate(known) if has)
 
 
 @contextmanager

@@ -23,8 +23,7 @@ from fedloom.protocol.codecs import (
 )
 from fedloom.protocol.codecs.base import Floats
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.tensors.container import DTYPES, Layout, TensorEntry, dtype_name
+from fedloom.protocol.tensors.container import Layout, TensorEntry, dtype_name
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.exact.lazy_arrays import Values, pieces_of
 from fedloom.strategies.setting_checks import misfit
@@ -132,18 +131,6 @@ def describe(method: Codec | None, *, error_feedback: bool = False) -> fleet_pb2
 def array_name(values: str, role: str) -> str:
     """Name in the body of one array of an encoded part."""
     return f"{values}.{role}"
-
-
-def update_bytes(manifest: Manifest, method: Codec | None) -> int:
-    """How many bytes an update of a whole model takes, about; None: as it is."""
-    total = 0
-    for name, spec in manifest.specs.items():
-        dtype = manifest.wire_dtype(name)
-        if method is not None and dtype == "F32" and method.applies(spec.shape):
-            total += method.size_bytes(spec.shape)
-        else:
-            total += DTYPES[dtype].itemsize * spec.size
-    return total
 
 
 # ---- the sender ----------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def task_of(plan: RoundPlan) -> TaskDescription:
         asked,
         model=plan.given,
         differences=note.differences,
-        received=note.sent if asked.train or asked.rule.picks else None,
+        received=note.sent if asked.receives else None,
         bounds=UpdateBounds(
             max_abs=spec.max_abs, max_weight=spec.max_weight, max_bytes=plan.limits.max_bytes
         ),

@@ -3,6 +3,7 @@
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.task_description import DifferenceRef, FileRef
 from fedloom.server.planning.advance import Advanced, TrainingState, begin, clip
+from fedloom.server.planning.costs import kept_differences
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.planning.spec import RunSpec
@@ -87,7 +88,4 @@ def _save_broadcast(
     held = _saved(models, digest)
     step = _saved(models, models.save(made.arrays, made.dtypes))
     steps = [*plan.note.differences, DifferenceRef(base=base.digest, file=step)]
-    # Keep as many differences as are together shorter than the model.
-    while len(steps) > 1 and sum(each.file.size_bytes for each in steps) > held.size_bytes:
-        del steps[0]
-    return held, tuple(steps)
+    return held, kept_differences(steps, held.size_bytes)

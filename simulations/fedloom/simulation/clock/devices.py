@@ -7,7 +7,7 @@ they do not depend on the order of clients.
 Invariant: speeds have no default. A missing timing is an error, never zero.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -41,43 +41,27 @@ _TRACE_KEYS = {"behaviour", "capacity", "shuffle", "training_factor"}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Load:
-    """The work of a round on each client's device.
+    """The work of a round on each client's device; see `fedloom.server.planning.costs`.
 
     Attributes:
-        trained: examples to train on, with repetitions; shape (clients,).
+        trained: examples to train on, with repetitions; those of a narrow model count its share of
+            the model's values; shape (clients,).
         evaluated: examples to evaluate; each costs a third of a trained example.
-        model_bytes: to download.
-        update_bytes: to upload.
+        download_bytes: of the files that a client lacks: one number, or shape (clients,).
+        upload_bytes: of the update: one number, shape (clients,), or a function of the client's
+            index.
     """
 
-    trained: NDArray[np.int64]
+    trained: NDArray[np.int64] | Floats
     evaluated: NDArray[np.int64] | None = None
-    model_bytes: int
-    update_bytes: int
+    download_bytes: int | NDArray[np.int64]
+    upload_bytes: float | Floats | Callable[[int], int]
 
     @property
     def examples(self) -> Floats:
         """Cost in trained examples, shape (clients,)."""
         trained = self.trained.astype(np.float64)
         return trained if self.evaluated is None else trained + self.evaluated / TRAINING_FACTOR
-
-
-def trained_examples(
-    sizes: NDArray[np.int64], settings: RoundSettings, steps: NDArray[np.int64] | None = None
-) -> NDArray[np.int64]:
-    """Number of examples that each client trains on, with repetitions.
-
-    Args:
-        sizes: examples of each client, at least 1, shape (clients,).
-        settings: epochs, or steps over shuffled passes of which the last batch may be smaller.
-        steps: of each client; None for those of the settings.
-    """
-    taken = settings.steps if steps is None else steps
-    if taken is None:
-        return sizes * (settings.epochs or 0)
-    batch = np.minimum(settings.batch_size or sizes, sizes)
-    passes, rest = np.divmod(taken, -(-sizes // batch))
-    return np.asarray(passes * sizes + rest * batch, np.int64)
 
 
 def steps_in_time(
@@ -88,7 +72,7 @@ def steps_in_time(
     Args:
         sizes: examples of each client, at least 1, shape (clients,).
         settings: with a `time_budget_s`.
-        example_s: seconds of each client to train on one example, shape (clients,).
+        example_s: seconds of each client to train on one example of a step, shape (clients,).
     """
     assert settings.time_budget_s is not None
     batch = np.minimum(settings.batch_size or sizes, sizes)
@@ -165,20 +149,22 @@ class Devices:
             availability=settings.availability(),
         )
 
-    def work_seconds(self, load: Load, round_number: int) -> Floats:
-        """Seconds of each client's download, training and upload together, shape (clients,).
+    def work_times(self, load: Load, round_number: int) -> "WorkTimes":
+        """Times of each client's work in a round.
 
         Raises:
             UsageError: the load is of another population.
         """
         if len(load.trained) != len(self):
             raise UsageError(f"Expected a load of {len(self)} clients, got {len(load.trained)}.")
-        seconds = load.model_bytes / self.download + load.update_bytes / self.upload
-        seconds += load.examples * self.example_s
-        if self.jitter:
-            source = Source(self.seed, "device jitter", round_number)
-            seconds *= np.exp(self.jitter * source.normals(len(self)))
-        return np.asarray(seconds)
+        return WorkTimes(self, load, round_number)
+
+    def jitters(self, round_number: int) -> Floats:
+        """The factor on each client's time in a round, shape (clients,)."""
+        if not self.jitter:
+            return np.ones(len(self))
+        source = Source(self.seed, "device jitter", round_number)
+        return np.asarray(np.exp(self.jitter * source.normals(len(self))))
 
     def declines(self, round_number: int) -> NDArray[np.bool_] | None:
         """Whether each client declines in this round, shape (clients,); None for no client."""
@@ -198,6 +184,38 @@ class Devices:
     def turns(self, round_number: int) -> Floats:
         """Order of clients that arrive at the same time, ascending, shape (clients,)."""
         return Source(self.seed, "device turn", round_number).uniforms(len(self))
+
+
+class WorkTimes:
+    """Times of each client's work in a round.
+
+    Args:
+        devices: of the population.
+        load: of each of them.
+        round_number: for the jitter.
+    """
+
+    def __init__(self, devices: Devices, load: Load, round_number: int) -> None:
+        self._factor = devices.jitters(round_number)
+        self._upload_bytes, self._upload = load.upload_bytes, devices.upload
+        self._download_s = load.download_bytes / devices.download * self._factor
+        seconds = load.examples * devices.example_s
+        if not callable(load.upload_bytes):
+            seconds += load.upload_bytes / devices.upload
+        self._rest_s = seconds * self._factor
+
+    def seconds(self, place: int, *, has_files: bool = False) -> float:
+        """Seconds of a client's download, training and upload together.
+
+        Args:
+            place: its index.
+            has_files: whether it downloaded the files of this round before.
+        """
+        seconds: float = self._rest_s.item(place)
+        if callable(self._upload_bytes):
+            upload_s = self._upload_bytes(place) / self._upload.item(place)
+            seconds += upload_s * self._factor.item(place)
+        return seconds if has_files else seconds + self._download_s.item(place)
 
 
 class _Settings:

@@ -50,7 +50,7 @@ from fedloom.server.engine import (
 
 from .availability import Availability
 from .device_random import Floats
-from .devices import Devices, Load
+from .devices import Devices, Load, WorkTimes
 from .idle_devices import IdleDevices
 
 REPORTS, FAILS, LEAVES, RETURNS = range(4)
@@ -68,6 +68,7 @@ class Play:
         accepted: clients whose updates count, in the order of acceptance.
         places: indices of the accepted clients in the names, in the same order.
         accepted_s: times of acceptance; empty without devices.
+        took: indices of the clients that accepted the task in this round and downloaded its files.
         counts: members in each phase, zeros included.
         phases: the phase of each member.
         offered_s: time of the first offer of each client that accepted it; empty without devices.
@@ -83,6 +84,7 @@ class Play:
     accepted: tuple[str, ...]
     places: tuple[int, ...]
     accepted_s: tuple[float, ...]
+    took: tuple[int, ...]
     counts: Mapping[Phase, int]
     phases: Mapping[str, Phase]
     offered_s: Mapping[str, float]
@@ -153,11 +155,12 @@ class Playback:
         self._idle: IdleDevices | None = None
         self._first_changes = opening.changes
         self._windows: Availability | None = None
+        self._took: dict[int, None] = {}  # indices, in the order of acceptance
+        self._work: WorkTimes | None = None
         if devices is None:
-            self._work_s = np.zeros(len(names))
             self._declines = self._fails_at = None
         else:
-            self._work_s = devices.work_seconds(load, number)
+            self._work = devices.work_times(load, number)
             self._declines = devices.declines(number)
             self._fails_at = devices.fails_at(number)
             self._windows = devices.availability
@@ -274,7 +277,10 @@ class Playback:
             self._declining.append(name)
             return
         else:
-            work_s, what = self._work_s.item(place), REPORTS
+            work_s, what = 0.0, REPORTS
+            if self._work is not None:
+                work_s = self._work.seconds(place, has_files=place in self._took)
+            self._took[place] = None
             if self._fails_at is not None and (part := self._fails_at.item(place)) < 1.0:
                 work_s, what = work_s * part, FAILS
         if self._timed and offer.origin is None:
@@ -341,6 +347,7 @@ class Playback:
             accepted=tuple(self._names[place] for place in self._accepted),
             places=tuple(self._accepted),
             accepted_s=tuple(self._accepted_s) if self._timed else (),
+            took=tuple(self._took),
             counts=self._engine.cohort.counts(),
             phases=self._members,
             offered_s=self._offered_s,

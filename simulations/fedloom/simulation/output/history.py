@@ -52,6 +52,8 @@ class RoundRecord:
         epsilon: spent by the run, with this round; None without [privacy] and for abandoned
             rounds.
         test: metrics on the central test examples; empty if not evaluated.
+        bytes_down: of the files that clients downloaded after they accepted the task.
+        bytes_up: of the updates that reached the server, refused ones included.
         virtual_s: the virtual clock at the end; None without device models.
         wall_s: seconds since this process began its first round.
         round_wall_s: seconds that the round took.
@@ -74,6 +76,8 @@ class RoundRecord:
     spread: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     epsilon: float | None = None
     test: Mapping[str, float] = field(default_factory=dict)
+    bytes_down: int = 0
+    bytes_up: int = 0
     virtual_s: float | None = None
     wall_s: float = 0.0
     round_wall_s: float = 0.0

@@ -24,7 +24,16 @@ from fedloom.simulation.output.history import RoundRecord, WorkerShare
 
 _BASE = (
     *("round", "trained", "kind", "state", "reason", "cohort", "accepted", "examples"),
-    *("staleness", "virtual_s", "wall_s", "round_wall_s", "clients_per_s", "balance"),
+    *(
+        "staleness",
+        "bytes_down",
+        "bytes_up",
+        "virtual_s",
+        "wall_s",
+        "round_wall_s",
+        "clients_per_s",
+        "balance",
+    ),
 )
 _PHASE_COLUMNS = tuple(f"counts.{phase}" for phase in PHASES)
 _GROUPS = ("counts", *reversed(SOURCES))

@@ -34,6 +34,8 @@ def scalars(record: RoundRecord) -> Iterator[tuple[str, float]]:
     for phase, members in record.counts.items():
         yield f"clients/{phase}", float(members)
     yield "clients/accepted", float(record.accepted)
+    yield "traffic/bytes_down", float(record.bytes_down)
+    yield "traffic/bytes_up", float(record.bytes_up)
     yield "speed/clients_per_s", record.clients_per_s
     yield "speed/round_wall_s", record.round_wall_s
     if (even := balance(record)) is not None:

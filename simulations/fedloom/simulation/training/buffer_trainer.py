@@ -116,7 +116,7 @@ class BufferTrainer:
             config,
             select=self._trainer.experiment.spec.select(what.number, RoundKind.TRAIN, None),
             number=what.number,
-            load=self._trainer.load(self._trainer.task(what)),
+            load=self._trainer.load(what),
             flight=flight,
             start_s=start_s,
             refused=refused,

@@ -19,7 +19,7 @@ from fedloom.server.planning.advance import TrainingState
 from fedloom.strategies.state import state_from_arrays, state_to_arrays
 
 _MODEL, _STATE, _HELD, _HISTORY = "model/", "state/", "held/", "history/"
-_VERSION, _NOTE = "version/", "note"
+_VERSION, _NOTE, _DOWNLOADED = "version/", "note", "downloaded/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,6 +36,8 @@ class Checkpoint:
         engine: the kernel of the rounds so far.
         reached: whether the goal of [stop] was reached.
         counted: client → its last committed round, if clients remember something.
+        files: of the next round's tasks, as plain values; None from versions without them.
+        downloaded: versions of the files that clients have, as arrays.
         flight: clients at work between two buffers, as plain values; None for none.
         versions: round → its model, for rounds with clients at work.
     """
@@ -49,6 +51,8 @@ class Checkpoint:
     engine: str
     reached: bool
     counted: Mapping[str, int] = field(default_factory=dict)
+    files: Mapping[str, Any] | None = None
+    downloaded: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     flight: Mapping[str, Any] | None = None
     versions: Mapping[int, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
 
@@ -70,6 +74,7 @@ class Checkpoint:
             "reached": self.reached,
             "counted": sorted((places[name], n) for name, n in self.counted.items()),
             "taken": sorted(places[name] for name in training.excluded),
+            "files": self.files,
             "flight": self.flight,
             "versions": sorted(self.versions),
         }
@@ -81,6 +86,7 @@ class Checkpoint:
         arrays |= {_STATE + name: array for name, array in state.items()}
         arrays |= {_HELD + name: array for name, array in held.items()}
         arrays |= {_HISTORY + name: array for name, array in self.history.items()}
+        arrays |= {_DOWNLOADED + name: array for name, array in self.downloaded.items()}
         for number, params in self.versions.items():
             arrays |= {f"{_VERSION}{number}/{name}": array for name, array in params.items()}
         write_file(path, arrays)
@@ -126,6 +132,8 @@ class Checkpoint:
             engine=note["engine"],
             reached=note["reached"],
             counted={names[place]: number for place, number in note["counted"]},
+            files=note.get("files"),
+            downloaded=_under(arrays, _DOWNLOADED),
             flight=note.get("flight"),
             versions={n: _under(arrays, f"{_VERSION}{n}/") for n in note.get("versions", ())},
         )

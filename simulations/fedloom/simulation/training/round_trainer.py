@@ -7,26 +7,25 @@ function, so decisions before the refusal do not change.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-
-import numpy as np
-from numpy.typing import NDArray
+from functools import cache
 
 from fedloom.client.api import Weighting
 from fedloom.client.update.clip_and_noise import Guard
-from fedloom.protocol.task_description import task_seed
+from fedloom.protocol.task_description import TaskDescription, task_seed
 from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
 from fedloom.server.engine import RoundKind, RoundState
 from fedloom.server.planning.observations import CohortMember
 from fedloom.server.planning.round_result import ClientMetrics
 from fedloom.server.planning.spec import RunSpec
 from fedloom.server.planning.task import describe
-from fedloom.simulation.clock.devices import Load, steps_in_time, trained_examples
+from fedloom.simulation.clock.devices import Load
 from fedloom.simulation.clock.playback import Play
 from fedloom.simulation.clock.round_clock import Clock
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.kernels.base import ClientJob, Measurement, Params, RoundTask
 from fedloom.simulation.output.history import WorkerShare
 from fedloom.simulation.training.spooled_updates import Spooled
+from fedloom.simulation.training.traffic import Downloaded, Files, Traffic
 from fedloom.simulation.workers.base import Progress, Report, RoundWork, WorkerGroup
 from fedloom.simulation.workers.placement import TimeModel, grouped, longest_first
 from fedloom.strategies import Partial, Updates
@@ -36,7 +35,7 @@ from fedloom.strategies.selection import History
 MakeSum = Callable[[], Partial]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Next:
     """The round to do.
 
@@ -47,6 +46,8 @@ class Next:
         clip: the clip norm, with [privacy].
         longest: largest norm of an update, with [privacy].
         excluded: clients that may not take part until the privacy tree ends.
+        files: of its tasks.
+        downloaded: the files that clients have at its opening.
     """
 
     number: int
@@ -55,6 +56,8 @@ class Next:
     clip: float = 0.0
     longest: float | None = None
     excluded: frozenset[str] = frozenset()
+    files: Files
+    downloaded: Downloaded
 
 
 @dataclass(slots=True)
@@ -93,8 +96,7 @@ class Trainer:
         crew: the workers.
         group: clients that are trained together.
         empty: makes an empty sum.
-        model_bytes: of the model on the wire.
-        update_bytes: of an update on the wire.
+        traffic: the costs of tasks.
         history: observations of the clients; extended by its owner.
         memory: folder of the clients' memories.
         spool: of updates that are needed separately.
@@ -107,8 +109,7 @@ class Trainer:
         *,
         group: int,
         empty: MakeSum,
-        model_bytes: int,
-        update_bytes: int,
+        traffic: Traffic,
         history: History,
         memory: str = "",
         spool: Spooled | None = None,
@@ -118,16 +119,13 @@ class Trainer:
         self._crew = crew
         self._group = group
         self.empty = empty
-        self._model_bytes = model_bytes
-        self._update_bytes = update_bytes
+        self.traffic = traffic
         self._memory = memory
         self._spool = spool
         self._attackers = experiment.attackers()
         self._sizes = experiment.population.sizes
-        self._held_out = _lengths(experiment.population.held_out_shards)
         self._times = TimeModel(self._sizes)
         self.clock = Clock(experiment.population.names, experiment.devices)
-        self._in_time = _steps_in_time(experiment)
         self._stream = stream_of(experiment.spec)
 
     def run(
@@ -150,7 +148,7 @@ class Trainer:
         """
         task = self.task(what)
         number = what.number
-        result = Trained(self._play(task, start_s, frozenset(), what.excluded), self.empty())
+        result = Trained(self._play(what, start_s, frozenset()), self.empty())
         done: dict[int, Report] = {}
         while result.committed:
             accepted = set(result.play.places)
@@ -165,14 +163,14 @@ class Trainer:
             if not refused:
                 break
             result.refused |= refused
-            result.play = self._play(task, start_s, frozenset(result.refused), what.excluded)
+            result.play = self._play(what, start_s, frozenset(result.refused))
         result.reports = list(done.values())
         if self._spool is not None:
             result.updates = self._spool.updates(number, result.reports)
         return result
 
-    def task(self, what: Next) -> RoundTask:
-        """The task of a round."""
+    def asked(self, what: Next) -> TaskDescription:
+        """The task of a round as a server describes it, with its files."""
         spec = self.experiment.spec
         asked = describe(
             spec,
@@ -182,6 +180,11 @@ class Trainer:
             kind=what.kind,
             clip=what.clip,
         )
+        return what.files.of(asked)
+
+    def task(self, what: Next) -> RoundTask:
+        """The task of a round."""
+        asked = self.asked(what)
         guard = Guard.of(asked.privacy)
         if guard is not None:
             guard = replace(guard, seeded=True, longest=what.longest)
@@ -210,39 +213,38 @@ class Trainer:
         return ClientJob(client, seed, counted.get(name, 0), self._most_steps(client))
 
     def _most_steps(self, client: int) -> int:
-        return 0 if self._in_time is None else int(self._in_time[client])
+        most = self.traffic.most_steps
+        return 0 if most is None else int(most[client])
 
-    def _play(
-        self,
-        task: RoundTask,
-        start_s: float,
-        refused: frozenset[int],
-        excluded: frozenset[str] = frozenset(),
-    ) -> Play:
+    def _play(self, what: Next, start_s: float, refused: frozenset[int]) -> Play:
         spec, names = self.experiment.spec, self.experiment.population.names
-        kind = RoundKind.TRAIN if task.train else RoundKind.EVALUATE
         return self.clock.play(
             spec.round_config(),
-            select=spec.select(task.round, kind, self._history, self._stream),
-            round_number=task.round,
-            load=self.load(task),
+            select=spec.select(what.number, what.kind, self._history, self._stream),
+            round_number=what.number,
+            load=self.load(what),
             start_s=start_s,
             refused=frozenset(names[client] for client in refused),
-            excluded=excluded,
+            excluded=what.excluded,
         )
 
-    def load(self, task: RoundTask) -> Load:
-        """The load of a task on each device."""
-        nothing = np.zeros_like(self._sizes)
-        return Load(
-            trained=self._trained(task) if task.train else nothing,
-            evaluated=self._held_out if task.evaluate else None,
-            model_bytes=self._model_bytes,
-            update_bytes=self._update_bytes if task.train else 0,
-        )
+    def load(self, what: Next) -> Load:
+        """The load of a round's task on each device."""
+        return self.traffic.load(self.asked(what), what.files, what.downloaded)
 
-    def _trained(self, task: RoundTask) -> NDArray[np.int64]:
-        return trained_examples(self._sizes, task.settings, self._in_time)
+    def bytes_down(self, what: Next, done: Trained) -> int:
+        """Bytes that the clients of a round downloaded."""
+        each = what.downloaded.bytes_of(self.asked(what), what.files)
+        return int(each[list(done.play.took)].sum())
+
+    def bytes_up(self, what: Next, done: Trained) -> int:
+        """Bytes of the updates of a round that reached the server."""
+        came = [report.client for report in done.reports if report.has_tensors]
+        came += done.refused
+        upload_bytes = cache(
+            lambda number: self.traffic.upload_bytes(self.asked(replace(what, number=number)))
+        )
+        return sum(upload_bytes(done.asked_in.get(c, what.number))(c) for c in came)
 
     def train(
         self, params: Params, task: RoundTask, jobs: list[ClientJob], result: Trained,
@@ -260,15 +262,6 @@ class Trainer:
 def stream_of(spec: RunSpec) -> Stream | None:
     """Return the noise of a simulation, drawn from the seed; None without [privacy]."""
     return keyed(key_of_seed(spec.seed)) if spec.build_privacy() is not None else None
-
-
-def _steps_in_time(experiment: Experiment) -> NDArray[np.int64] | None:
-    """Return the steps of each client within the time budget; None without a budget."""
-    spec, devices = experiment.spec, experiment.devices
-    settings = spec.local_training().at(1, spec.round_config().goal)
-    if settings.time_budget_s is None or devices is None:
-        return None
-    return steps_in_time(experiment.population.sizes, settings, devices.example_s)
 
 
 def cohort(done: Trained, names: Sequence[str]) -> list[CohortMember]:
@@ -293,10 +286,6 @@ def cohort(done: Trained, names: Sequence[str]) -> list[CohortMember]:
 def client_metrics(measured: Measurement) -> ClientMetrics:
     """A client's metrics in planning's type."""
     return ClientMetrics(num_examples=measured.num_examples, values=measured.metrics)
-
-
-def _lengths(shards: Sequence[NDArray[np.int64]] | None) -> NDArray[np.int64] | None:
-    return None if shards is None else np.array([len(shard) for shard in shards], np.int64)
 
 
 def _added(

@@ -17,7 +17,6 @@ import numpy as np
 
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.container import write_params
-from fedloom.protocol.updates.compression import update_bytes
 from fedloom.server.engine import (
     OpenRound,
     RoundAbandoned,
@@ -53,6 +52,7 @@ from fedloom.simulation.training.round_trainer import (
 )
 from fedloom.simulation.training.rule_memory import Memory
 from fedloom.simulation.training.spooled_updates import Spooled, check, is_needed
+from fedloom.simulation.training.traffic import Downloaded, Files, Sent, Traffic, bytes_beside
 from fedloom.simulation.workers.base import Progress, Report
 from fedloom.simulation.workers.setup import WorkerSetup, set_up_workers
 from fedloom.strategies import Params, Partial, TooFewUpdatesError
@@ -118,6 +118,7 @@ class Simulation:
         if before is not None and before.flight is not None:
             flight = Flight.from_dict(before.flight)
             self._between = Between(flight=flight, versions=before.versions)
+        self._files, self._downloaded = self._open_files(before)
         self._memory, self._lent = self._open_memory()
         self._spool = Spooled(experiment, self.worker_setup.sums) if is_needed(experiment) else None
         self._begun = self._saved = time.perf_counter()
@@ -127,8 +128,7 @@ class Simulation:
             self.worker_setup.crew,
             group=self.worker_setup.group,
             empty=self._empty,
-            model_bytes=self.worker_setup.manifest.size_bytes,
-            update_bytes=self._update_bytes(),
+            traffic=Traffic(experiment, self.worker_setup.manifest),
             history=self._history,
             memory="" if self._memory is None else str(self._memory.folder),
             spool=self._spool,
@@ -187,6 +187,7 @@ class Simulation:
                 effects = self._run.handle(RoundAbandoned(record.reason))
             self._training, self._between = after.training, after.between
             self._virtual_s, self._counted = after.virtual_s, after.counted
+            self._files, self._downloaded = after.files, after.downloaded
             if after.observed:
                 self._history.add(record.round, after.observed)
             self.reached = reached
@@ -210,9 +211,14 @@ class Simulation:
     def _empty(self) -> Partial:
         return Partial(self.worker_setup.sums, self.experiment.spec.exponent())
 
-    def _update_bytes(self) -> int:
-        scheme, manifest = self.experiment.spec.build_compression(), self.worker_setup.manifest
-        return manifest.size_bytes if scheme is None else update_bytes(manifest, scheme.codec)
+    def _open_files(self, before: Checkpoint | None) -> tuple[Files, Downloaded]:
+        """The files of the next round's tasks, and those that clients have."""
+        size = self.worker_setup.manifest.size_bytes
+        if before is None or before.files is None:  # of a version that did not count them
+            beside = bytes_beside(self._beside(self._training))
+            clients = len(self.experiment.population)
+            return Files(model_bytes=size, beside_bytes=beside), Downloaded.nothing(clients)
+        return Files.from_dict(before.files, size), Downloaded(**before.downloaded)
 
     def _open_memory(self) -> tuple[Memory | None, "TemporaryDirectory[str] | None"]:
         """The folder of memories, and a temporary folder to delete at the end."""
@@ -236,12 +242,20 @@ class Simulation:
         model = self._training.held
         if not self.worker_setup.received:
             return model
-        found = slots_to_arrays(self._setup.strategy.sends(self._training.strategy))
+        found = self._beside(self._training)
         beside = {
             name: found.get(name, np.zeros(spec.shape, spec.dtype))
             for name, spec in self.worker_setup.received.items()
         }
         return {**model, **beside}
+
+    def _beside(self, training: TrainingState) -> Params:
+        """The tensors that clients get beside the model."""
+        return slots_to_arrays(self._setup.strategy.sends(training.strategy))
+
+    def _gets(self, training: TrainingState) -> Sent:
+        """What clients get in the next round."""
+        return Sent(model=training.held, beside=self._beside(training))
 
     # ---- a round -----------------------------------------------------------------------------
 
@@ -250,11 +264,12 @@ class Simulation:
     ) -> tuple[RoundRecord, "_After"]:
         """Do a round without changing this object; returns its record and the new state."""
         begun = time.perf_counter()
-        done, between = self._do(self._next(number, kind), progress)
+        what = self._next(number, kind)
+        done, between = self._do(what, progress)
         trained_s = time.perf_counter() - begun
         reports = [self._report(done, number, report) for report in done.reports]
         advanced, reason = self._advance(done, number, kind, reports)
-        after = self._after(done, between, kind, advanced, reports)
+        after = self._after(done, between, what, advanced, reports)
         trained = after.training.trained
         metrics = RoundMetrics() if advanced is None else advanced.metrics
         test = after.trains and self._test(after.training.model, trained)
@@ -275,6 +290,8 @@ class Simulation:
             spread=spread_of(metrics.training, metrics.evaluation),
             epsilon=None if metrics.privacy is None else metrics.privacy["epsilon"],
             test=test or {},
+            bytes_down=self._trainer.bytes_down(what, done),
+            bytes_up=self._trainer.bytes_up(what, done),
             virtual_s=done.play.end_s,
             wall_s=self._spent_s + now - self._begun,
             round_wall_s=now - begun,
@@ -304,14 +321,20 @@ class Simulation:
         self,
         done: Trained,
         between: Between,
-        kind: RoundKind,
+        what: Next,
         advanced: Advanced | None,
         reports: list[ClientReport],
     ) -> "_After":
-        virtual_s = done.play.end_s or 0.0
-        if advanced is None or kind is not RoundKind.TRAIN:
+        virtual_s, files = done.play.end_s or 0.0, self._files
+        downloaded = self._downloaded.after(done.play.took, self._trainer.asked(what), files)
+        if advanced is None or what.kind is not RoundKind.TRAIN:
             training = self._training if advanced is None else advanced.state
-            return _After(training=training, virtual_s=virtual_s, counted=self._counted)
+            return _After(
+                training=training, virtual_s=virtual_s, counted=self._counted,
+                files=files, downloaded=downloaded,
+            )  # fmt: skip
+        before, now = self._gets(self._training), self._gets(advanced.state)
+        files = files.after(what.number, before, now, advanced.difference)
         counted, observed = self._counted, []
         if self._memory is not None:
             counted = last_counted(counted, reports)
@@ -324,6 +347,8 @@ class Simulation:
             observed=observed,
             between=between,
             trains=True,
+            files=files,
+            downloaded=downloaded,
         )
 
     def _do(self, what: Next, progress: Progress) -> tuple[Trained, Between]:
@@ -356,7 +381,16 @@ class Simulation:
         longest, limit = clip(self._setup, training.strategy), None
         if longest is not None:
             limit = limits.longest(self.experiment.spec, self.worker_setup.manifest, longest)
-        return Next(number, training.trained, kind, longest or 0.0, limit, training.excluded)
+        return Next(
+            number=number,
+            trained=training.trained,
+            kind=kind,
+            clip=longest or 0.0,
+            longest=limit,
+            excluded=training.excluded,
+            files=self._files,
+            downloaded=self._downloaded,
+        )
 
     def _test(self, params: Params, trained: int) -> Mapping[str, float]:
         experiment = self.experiment
@@ -403,6 +437,8 @@ class Simulation:
             engine=self.worker_setup.kernel,
             reached=self.reached,
             counted=self._counted,
+            files=self._files.as_dict(),
+            downloaded={"models": self._downloaded.models, "beside": self._downloaded.beside},
             flight=None if flight is None else flight.as_dict(),
             versions=self._between.versions,
         )
@@ -427,6 +463,8 @@ class _After:
         observed: observations for selection.
         between: the state that the next buffer continues.
         trains: whether it is a committed training round.
+        files: of the next round's tasks.
+        downloaded: the files that clients have.
     """
 
     training: TrainingState
@@ -435,6 +473,8 @@ class _After:
     observed: Sequence[Observation] = ()
     between: Between = field(default_factory=Between)
     trains: bool = False
+    files: Files
+    downloaded: Downloaded
 
 
 class _Nowhere:
