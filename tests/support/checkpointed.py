@@ -43,6 +43,11 @@ CASES = {
     "scaffold": {"rule": ("scaffold", {})},
     "feddyn": {"rule": ("feddyn", {"alpha": 0.1})},
     "fednova": {"rule": ("fednova", {})},
+    "fednova, momentum, linear": {
+        "rule": ("fednova", {}),
+        "optimizer": functools.partial(torch.optim.SGD, momentum=0.9),
+        "how": {"schedule": "linear"},
+    },
     "mimelite": {"rule": ("mimelite", {"momentum": 0.9})},
     "qfedavg": {"rule": ("qfedavg", {"q": 1.0})},
     "fedrep": {"personal": Personal(keep=("5.*",), head_epochs=2)},

@@ -7,16 +7,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from fedloom.client import Client
 from fedloom.client.torch.loop import Loss, MakeOptimizer
+from fedloom.client.torch.rules.step_count import described
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.settings import toml
 from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.simulation.clock.devices import Devices
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.training.attacks import Attack
+from fedloom.strategies.compatibility import check_optimizer
 
 KERNELS = ("auto", "resident", "channels-last", "fused", "compiled", "batched")
 BACKENDS = ("local", "ray")
@@ -119,6 +122,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         self._simulate_noise()
+        self._check_optimizer()
         goal, size = self.spec.round_config().goal, len(self.population)
         if goal > size:
             raise UsageError(
@@ -162,6 +166,18 @@ class Experiment:
         if self.attack is None:
             return frozenset()
         return self.attack.attackers(self.population.names, self.spec.seed)
+
+    def _check_optimizer(self) -> None:
+        """Refuse a local optimizer for which the client rule's formulas do not hold."""
+        if self.optimizer is None or self.client is not None:
+            return
+        spec = self.spec
+        rate = spec.local_training().at(1, spec.round_config().goal).learning_rate
+        made = self.optimizer([nn.Parameter(torch.zeros(1))], lr=rate)
+        try:
+            check_optimizer(spec.build_strategy().rule, described(made, rate, varies=False))
+        except ValueError as error:
+            raise UsageError(str(error)) from None
 
     def _simulate_noise(self) -> None:
         """Draw noise from the seed, so that the result repeats; the privacy claim states it."""

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from fedloom.strategies.checks import check_number
 from fedloom.strategies.exact.partial import DELTA
+from fedloom.strategies.local_optimizers import LocalSteps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +53,15 @@ class LocalWork:
     """The work of a device in a round.
 
     Attributes:
-        steps: optimizer steps taken.
-        learning_rate: of those steps.
+        steps: ‖a‖₁, the sum of the gradients' weights in the update divided by the learning rate:
+            the number of steps of plain gradient descent; see `local_optimizers`.
+        learning_rate: of the task.
         num_examples: trained on.
         initial_loss: mean loss over the local examples before training, if the rule needs it.
         norm: Euclidean norm of the whole update, if the rule sends scalars.
     """
 
-    steps: int
+    steps: float
     learning_rate: float
     num_examples: int
     initial_loss: float = 0.0
@@ -128,6 +130,11 @@ class ClientRule:
     elementwise: ClassVar[bool] = False
     """Whether `gradient` and `after` compute each value from values at the same place alone: then a
     device passes large tensors in pieces, and needs no memory for the whole."""
+
+    local_steps: ClassVar[LocalSteps] = LocalSteps.ANY
+    """The most general local steps that its formulas hold for; fewer than any need `because`."""
+    because: ClassVar[str] = ""
+    """Why no more general ones, for messages: what the rule does."""
 
     picks: ClassVar[bool] = False
     """Whether a client trains one of several models, the run's or one that it `receives`: then an

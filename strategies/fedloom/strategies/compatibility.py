@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from fedloom.strategies.base import Strategy
+from fedloom.strategies.client_rules import ClientRule
 from fedloom.strategies.exact.partial import DELTA
+from fedloom.strategies.local_optimizers import LocalOptimizer, LocalSteps
 from fedloom.strategies.personal.settings import Personal
 from fedloom.strategies.privacy.settings import Privacy
 from fedloom.strategies.selection import Selection, Uniform
@@ -47,6 +49,29 @@ class Recipe:
     over_selection: float = 1.0
     replace: bool = False
     uneven: str = ""
+
+
+_STEPS: Final = {
+    LocalSteps.CONSTANT: "plain gradient descent at the task's learning rate",
+    LocalSteps.DESCENT: "plain gradient descent",
+    LocalSteps.LINEAR: "gradient descent, plain or with momentum or weight decay,",
+}
+
+
+def check_optimizer(rule: ClientRule, optimizer: LocalOptimizer) -> None:
+    """Refuse a local optimizer for which a client rule's formulas do not hold.
+
+    A run does not name it: a simulation calls this when it is built, and a client in its training.
+
+    Raises:
+        ValueError: the message names the rule, the optimizer and the reason.
+    """
+    if optimizer.steps > rule.local_steps:
+        raise ValueError(
+            f"Expected {_STEPS[rule.local_steps]} as the local optimizer with the client rule "
+            f"{rule.name}, which {rule.because}, got {optimizer.name}. Change the optimizer, or "
+            "run with another strategy."
+        )
 
 
 Check: TypeAlias = Callable[[Recipe], str]

@@ -1,6 +1,7 @@
 """Clients of scikit-learn: local training in rounds, metrics and refusals."""
 
 import asyncio
+import re
 import subprocess
 import sys
 import warnings
@@ -236,10 +237,28 @@ def test_unsupported_settings_are_refused(asked, sentence):
 
 def test_rules_without_gradients_are_supported():
     """q-FedAvg gets the loss before training; the steps are reported."""
-    client = sklearn_client(SGDClassifier(loss="log_loss"), (X, THREE), classes=[0, 1, 2])
+    estimator = SGDClassifier(loss="log_loss", penalty=None)
+    client = sklearn_client(estimator, (X, THREE), classes=[0, 1, 2])
     asked = task(rule=client_rule("qfedavg", {"q": 1.0}))
     client.train(client.initial(), asked)
     assert asked.local.initial_loss == pytest.approx(np.log(3))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "rule", "got"),
+    [
+        (SGDClassifier(), ("qfedavg", {"q": 1.0}), "got SGDClassifier(penalty='l2')"),
+        (SGDClassifier(penalty="l1"), ("fednova", {}), "got SGDClassifier(penalty='l1')"),
+        (SGDClassifier(learning_rate="pa1", eta0=1.0), ("fednova", {}), "got SGDClassifier"),
+        (LogisticRegression(), ("fednova", {}), "got LogisticRegression"),
+    ],
+    ids=str,
+)
+def test_rules_whose_formulas_do_not_hold_are_refused(estimator, rule, got):
+    """For steps that are not those of gradient descent."""
+    client = sklearn_client(estimator, (X, THREE), classes=[0, 1, 2])
+    with pytest.raises(UsageError, match=f"rule {rule[0]}.*{re.escape(got)}"):
+        client.train(client.initial(), task(rule=client_rule(*rule)))
 
 
 def test_wrong_models_targets_and_rows_are_refused():

@@ -22,6 +22,7 @@ from fedloom.client.sklearn import measures
 from fedloom.client.sklearn.linear import COEF, INTERCEPT, Family
 from fedloom.client.training.length import StopRule
 from fedloom.protocol.errors import UsageError
+from fedloom.strategies.compatibility import check_optimizer
 
 _SEEDS = 1 << 32
 """scikit-learn's seeds are below this."""
@@ -113,6 +114,10 @@ class LinearClient(Client):
         who = "scikit-learn's loop"
         refuse_gradient_rules(task.rule, who, "fedloom.client.numpy.gradient_client")
         refuse_module_settings(task)
+        try:
+            check_optimizer(task.rule, self._family.optimizer)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
         if task.settings.clip_norm is not None:
             raise UsageError(
                 f"{who} does not support train.clip_norm, got {task.settings.clip_norm:g}. Remove "

@@ -21,6 +21,7 @@ from sklearn.base import clone, is_classifier
 from sklearn.linear_model import LogisticRegression
 
 from fedloom.protocol.errors import UsageError
+from fedloom.strategies.local_optimizers import LocalOptimizer, LocalSteps
 
 COEF: Final = "coef"
 INTERCEPT: Final = "intercept"
@@ -38,6 +39,9 @@ STEPPERS: Final[tuple[Any, ...]] = tuple(
 """Trained by `partial_fit`."""
 _WARM: Final = ("lbfgs", "newton-cg", "newton-cholesky", "sag", "saga")
 """Solvers of logistic regression that support a warm start."""
+
+_PASSIVE: Final = ("pa1", "pa2")
+"""Learning rates that a loss determines."""
 
 Params = dict[str, NDArray[Any]]
 
@@ -83,6 +87,21 @@ class Family:
     def steps(self) -> bool:
         """Whether it is trained by `partial_fit`, not by `fit`."""
         return isinstance(self.estimator, STEPPERS)
+
+    @property
+    def optimizer(self) -> LocalOptimizer:
+        """The steps of its training."""
+        settings = self.estimator.get_params()
+        name, penalty = type(self.estimator).__name__, settings.get("penalty")
+        passive = name.startswith("PassiveAggressive") or settings.get("learning_rate") in _PASSIVE
+        if not self.steps or passive or penalty in {"l1", "elasticnet"}:
+            # Solvers, step sizes by the loss, and weights cut at zero.
+            return LocalOptimizer(
+                f"{name}(penalty={penalty!r})" if penalty else name, LocalSteps.ANY
+            )
+        if penalty == "l2":
+            return LocalOptimizer(f"{name}(penalty='l2')", LocalSteps.LINEAR)
+        return LocalOptimizer(name, LocalSteps.CONSTANT)
 
     def shapes(self, num_features: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors by name."""

@@ -16,14 +16,16 @@ from fedloom.client.torch import batches, loop
 from fedloom.client.torch.group import ALONE, Group
 from fedloom.client.torch.precision import PLAIN, How, Precision
 from fedloom.client.torch.rules.own_model import Mine
+from fedloom.client.torch.rules.step_count import StepCount, step_count
 from fedloom.client.torch.schedules import Scheduled
+from fedloom.client.torch.steps import Stepper
 from fedloom.client.torch.stopping import TorchStopRule
 from fedloom.client.torch.training_state import Saving, Stateful, can_save
 from fedloom.client.training.checkpoints import Checkpoints
 from fedloom.client.training.client_rule import RuleContext
 from fedloom.client.training.length import Report, num_steps, silent
 from fedloom.protocol.errors import UsageError
-from fedloom.strategies import ClientRule, RoundSettings
+from fedloom.strategies import ClientRule, Plain, RoundSettings
 
 _HEAD = 1 << 62
 """Changes the seed for the head's batches."""
@@ -106,7 +108,7 @@ def train(
         names = {name for name, _ in module.named_parameters()}
         head = personal.kept(names)
         settings = replace(asked.settings, epochs=personal.head_epochs, steps=None)
-        alone = replace(asked, settings=settings, seed=asked.seed ^ _HEAD)
+        alone = replace(asked, settings=settings, seed=asked.seed ^ _HEAD, rule=Plain())
         with frozen(module, names - head):
             clip = loop.clipping(module.parameters(), clip_norm)
             if saving is None or not saving.is_past(0):
@@ -140,7 +142,16 @@ def _fit(  # noqa: PLR0917 - all parts of a training
     settings = asked.settings
     trainable = [param for param in module.parameters() if param.requires_grad]
     stopping = TorchStopRule(settings, len(data), asked.should_stop, asked.most_steps, asked.report)
-    stepper = optimizer(trainable, lr=settings.learning_rate)
+    varies = how.schedule is not None
+
+    def build() -> tuple[Stepper, StepCount]:
+        made = optimizer(trainable, lr=settings.learning_rate)
+        return made, step_count(
+            made, asked.rule, asked.local, settings.learning_rate, varies=varies
+        )
+
+    stepper, count = group.together(build)
+    correct = count.before(correct)
     precision = Precision(how.precision, loop.device_of(module).type)
     schedule = None
     if how.schedule is not None:
@@ -149,7 +160,7 @@ def _fit(  # noqa: PLR0917 - all parts of a training
     totals, done = loop.MetricSums(), 0
     if saving is not None and can_save(stepper):
         parts: dict[str, Stateful] = {"optimizer": stepper, "totals": totals, "stopping": stopping}
-        more = {"precision": precision, "schedule": schedule, "mine": mine}
+        more = {"precision": precision, "schedule": schedule, "mine": mine, "count": count.state}
         parts |= {name: part for name, part in more.items() if part is not None}
         done = saving.begin(stage, stopping.epoch, parts)
     else:

@@ -205,7 +205,7 @@ def prepare(
         data: for training.
         loss: of that training.
         rule: of the round.
-        local: the rule's values; gets the trained tensors and the number of steps.
+        local: the rule's values; gets the trained tensors.
         clip_norm: maximum norm of all gradients together; None for no limit.
         anchored: parameters that the rule applies to. Default: all; never the local ones.
         group: the ranks, each with its share of the data.
@@ -227,10 +227,8 @@ def prepare(
     if rule.needs_loss or rule.needs_gradient:
         _survey(module, data, loss, rule, local, group)
     changed = corrections(rule, local, params, module)
-    local.steps = 0
 
     def correct() -> None:
-        local.steps = (local.steps or 0) + 1
         clip()
         changed()
 

@@ -21,25 +21,18 @@ NAMED: dict[str, Schedule] = {
 }
 OF_TASK = "task"
 """In place of a name: use `schedule` of the run's `[config]`."""
-_NEED_CONSTANT = {"scaffold", "qfedavg"}
-"""Client rules that use the round's learning rate."""
 
 
 def schedule_of(wanted: str | Schedule | None, task: Task) -> Schedule | None:
     """The schedule of a training; None for a constant rate.
 
     Raises:
-        UsageError: the name is unknown, or the client rule needs a constant rate.
+        UsageError: the name is unknown.
     """
     if wanted == OF_TASK:
         wanted = str(task.config.get("schedule", "constant"))
     if wanted is None or wanted == "constant":
         return None
-    if task.rule.name in _NEED_CONSTANT:
-        raise UsageError(
-            f"The client rule {task.rule.name} needs a constant learning rate, got a schedule. "
-            "Remove the schedule, or run with another strategy."
-        )
     if isinstance(wanted, str) and wanted not in NAMED:
         raise UsageError(
             f"Expected a schedule of {', '.join(NAMED)}, or a function, got {wanted!r}."

@@ -101,7 +101,10 @@ class Saving:
         """
         self._stage, self._epoch, self._parts, self._steps = stage, epoch, parts, 0
         if self._found is not None and self._found["stage"] == stage:
-            self._restore(self._found)
+            if parts.keys() <= self._found["parts"].keys():
+                self._restore(self._found)
+            else:
+                log.warning("a checkpoint is of another version, so training starts over")
             self._found = None
         return self._steps
 

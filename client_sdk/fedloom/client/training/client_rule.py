@@ -45,7 +45,9 @@ class RuleContext:
         memory: slots from this client's last accepted round.
         personal: which tensors or models stay on this device.
         trainable: tensors that were trained by their gradients; None for all float tensors.
-        steps: optimizer steps taken; None for the number that the settings give.
+        steps: optimizer steps taken; None for the number that the settings give. With momentum, or
+            at other learning rates than the task's, the sum of the gradients' weights: see
+            `fedloom.strategies.local_optimizers`.
         initial_loss: mean loss over the local examples before training.
         full_gradient: gradient of that loss, by tensor.
         cluster: number of the trained model, if the rule has several; 0 is the run's own.
@@ -56,7 +58,7 @@ class RuleContext:
     memory: Slots = field(default_factory=dict)
     personal: Personal = field(default_factory=Personal)
     trainable: frozenset[str] | None = None
-    steps: int | None = None
+    steps: float | None = None
     initial_loss: float = 0.0
     full_gradient: Params = field(default_factory=dict)
     cluster: int | None = None
@@ -169,7 +171,7 @@ def apply_rule(
     ours = [part for part in listed if _is_trained(part, local)]
     steps = num_steps(num_examples, settings) if local.steps is None else local.steps
     work = LocalWork(
-        steps=max(1, steps),
+        steps=steps or 1,  # without a step the update is zero
         learning_rate=settings.learning_rate,
         num_examples=num_examples,
         initial_loss=local.initial_loss,

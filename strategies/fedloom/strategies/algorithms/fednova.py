@@ -1,11 +1,13 @@
 """FedNova: normalises updates by steps, so that clients with more steps do not dominate.
 
-    device   sends Δ_i/τ_i and its number of steps τ_i
-    server   x ← x + η·τ_eff · mean(Δ_i/τ_i),   τ_eff = mean τ_i
+    device   sends Δ_i/‖a_i‖₁ and ‖a_i‖₁
+    server   x ← x + η·τ_eff · mean(Δ_i/‖a_i‖₁),   τ_eff = mean ‖a_i‖₁
+
+Legend: Δ_i the update, a_i the weights of the gradients in it; with plain gradient descent ‖a_i‖₁
+is the number of steps. See `fedloom.strategies.local_optimizers`.
 
 Source: Wang et al. 2020, Tackling the Objective Inconsistency Problem in Heterogeneous Federated
-Optimization, https://arxiv.org/abs/2007.07481, equation 6, with plain gradient descent on the
-devices: then ‖a_i‖₁ = τ_i.
+Optimization, https://arxiv.org/abs/2007.07481, equation 6 and section 4.
 """
 
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from typing import ClassVar
 from fedloom.strategies.base import ServerOptimizer
 from fedloom.strategies.client_rules import ClientRule, LocalWork, SentTensor, TrainedTensor
 from fedloom.strategies.exact.partial import DELTA, Floats
+from fedloom.strategies.local_optimizers import LocalSteps
 from fedloom.strategies.optimizers.blockwise import Block
 
 STEPS = "steps"
@@ -26,13 +29,15 @@ class FedNovaRule(ClientRule):
     name: ClassVar[str] = "fednova"
     scalars: ClassVar[tuple[str, ...]] = (STEPS,)
     elementwise: ClassVar[bool] = True
+    local_steps: ClassVar[LocalSteps] = LocalSteps.LINEAR
+    because: ClassVar[str] = "divides the update by the weights of the gradients in it"
 
     def after(self, at: TrainedTensor) -> SentTensor:
         """Send the delta of one step."""
         return SentTensor(groups={DELTA: at.delta / at.work.steps})
 
     def numbers(self, work: LocalWork) -> dict[str, float]:
-        """Send the number of steps."""
+        """Send ‖a_i‖₁."""
         return {STEPS: float(work.steps)}
 
 

@@ -14,6 +14,7 @@ from fedloom.strategies.base import ServerOptimizer
 from fedloom.strategies.checks import check_number
 from fedloom.strategies.client_rules import ClientRule, SentTensor, TensorAtStep, TrainedTensor
 from fedloom.strategies.exact.partial import DELTA, Floats
+from fedloom.strategies.local_optimizers import LocalSteps
 from fedloom.strategies.optimizers.blockwise import Block
 
 GRADIENT, MOMENTUM = "gradient", "momentum"
@@ -33,6 +34,8 @@ class MimeLiteRule(ClientRule):
     needs_gradient: ClassVar[bool] = True
     needs_anchor: ClassVar[bool] = False
     elementwise: ClassVar[bool] = True
+    local_steps: ClassVar[LocalSteps] = LocalSteps.DESCENT
+    because: ClassVar[str] = "takes the server's momentum in place of a local one"
     momentum: float
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from fedloom.strategies.base import ServerOptimizer
 from fedloom.strategies.checks import check_number
 from fedloom.strategies.client_rules import ClientRule, LocalWork, SentTensor, TrainedTensor
 from fedloom.strategies.exact.partial import DELTA, Floats
+from fedloom.strategies.local_optimizers import LocalSteps
 from fedloom.strategies.optimizers.blockwise import Block
 
 CURVATURE = "curvature"
@@ -36,6 +37,8 @@ class QFedAvgRule(ClientRule):
     scalars: ClassVar[tuple[str, ...]] = (CURVATURE,)
     needs_loss: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
+    local_steps: ClassVar[LocalSteps] = LocalSteps.CONSTANT
+    because: ClassVar[str] = "takes the update divided by the learning rate for a gradient"
     q: float
 
     def __post_init__(self) -> None:

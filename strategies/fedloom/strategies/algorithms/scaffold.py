@@ -5,8 +5,12 @@
              sends y_i - x and c_i⁺ - c_i
     server   x ← x + η_g · mean(y_i - x);   c ← c + |S|/N · mean(c_i⁺ - c_i)
 
+c_i⁺ is the mean of the local gradients. With local momentum it is their mean weighted by a, if K is
+‖a‖₁: see `fedloom.strategies.local_optimizers`. When every c_i is the gradient at an optimum of the
+mean loss, no client moves, with any a.
+
 Source: Karimireddy et al. 2020, SCAFFOLD: Stochastic Controlled Averaging for Federated Learning,
-https://arxiv.org/abs/1910.06378, Algorithm 1.
+https://arxiv.org/abs/1910.06378, Algorithm 1, which has plain steps.
 """
 
 from dataclasses import dataclass
@@ -16,6 +20,7 @@ from fedloom.strategies.base import ServerOptimizer
 from fedloom.strategies.checks import check_count
 from fedloom.strategies.client_rules import ClientRule, SentTensor, TensorAtStep, TrainedTensor
 from fedloom.strategies.exact.partial import DELTA, Floats
+from fedloom.strategies.local_optimizers import LocalSteps
 from fedloom.strategies.optimizers.blockwise import Block
 
 CONTROL = "control"
@@ -31,6 +36,8 @@ class ScaffoldRule(ClientRule):
     groups: ClassVar[tuple[str, ...]] = (DELTA, CONTROL)
     needs_anchor: ClassVar[bool] = False
     elementwise: ClassVar[bool] = True
+    local_steps: ClassVar[LocalSteps] = LocalSteps.LINEAR
+    because: ClassVar[str] = "takes the mean gradient from the update"
 
     def gradient(self, grad: Any, at: TensorAtStep) -> Any:
         """Return g - c_i + c."""
