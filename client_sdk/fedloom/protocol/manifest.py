@@ -36,6 +36,10 @@ class Manifest:
         """Container dtype of a difference of this tensor."""
         return "F32" if self.dtypes[tensor] in _SINGLE else "F64"
 
+    def is_float(self, tensor: str) -> bool:
+        """Whether a tensor is of floating point: clipping and noise are of such tensors alone."""
+        return self.specs[tensor].dtype.kind == "f"
+
     def full_update_bytes(self, groups: int = 1) -> int:
         """An upper bound on a body that covers every coordinate of every group by masks."""
         per_group = sum(

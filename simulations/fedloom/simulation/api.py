@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from fedloom.protocol.errors import UnavailableError, UsageError
+from fedloom.server.planning import limits
 from fedloom.server.planning.spec import RunSpec
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.output import write_folder
@@ -74,8 +75,9 @@ def simulate(
         if folder is not None:
             tracked = stack.enter_context(write_folder.trackers(folder, experiment, before))
             listeners = [folder.append, tracked.append, *listeners]
-        if show and (plan := experiment.spec.privacy_plan()) is not None:
-            console.print("\n".join(claim_lines(plan.claim())), style="dim", markup=False)
+        manifest = simulation.worker_setup.manifest
+        if show and (claim := limits.claim(experiment.spec, manifest)) is not None:
+            console.print("\n".join(claim_lines(claim)), style="dim", markup=False)
         records, stopped = _rounds(simulation, before, listeners, console if show else None)
         result = Result(
             records=tuple(records),

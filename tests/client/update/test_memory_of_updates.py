@@ -213,6 +213,11 @@ TENSORS = {
     "one": ((), np.float32),
     "none": ((0, 3), np.float32),
 }
+MANIFEST = Manifest(
+    dtypes={n: "F64" if dtype is np.float64 else "F32" for n, (_, dtype) in TENSORS.items()},
+    specs={n: TensorSpec(shape=s, dtype=np.dtype(d)) for n, (s, d) in TENSORS.items()},
+    size_bytes=0,
+)
 
 
 def of(tensors, seed, dtype=None):
@@ -270,12 +275,7 @@ def test_noise_has_the_same_bits_piece_by_piece(clip_norm):
 
     def protected(wrap):
         made = guard.protect(
-            RuleOutput(parts(wrap)),
-            lambda name: np.dtype(np.float64 if name == "wide" else np.float32),
-            run="r",
-            round=2,
-            seed=5,
-            secret=bytes,
+            RuleOutput(parts(wrap)), MANIFEST, run="r", round=2, seed=5, secret=bytes
         )
         return {part.tensor: part.values for part in made.parts}
 

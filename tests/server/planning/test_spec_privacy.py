@@ -1,10 +1,18 @@
 """[privacy] in a run's specification: its effects and its incompatibilities."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from fedloom.protocol.errors import UsageError
+from fedloom.protocol.errors import Code, Refusal, UsageError
+from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.updates.header import check_header
+from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import RoundKind
+from fedloom.server.planning import limits
 from fedloom.server.planning.spec import parse
+from fedloom.strategies import DELTA, TensorSpec
 
 pytest.importorskip("dp_accounting")
 
@@ -140,3 +148,57 @@ def test_adding_or_removing_a_client_changes_no_other_draw():
             assert set(select(rest, len(rest))) == all_ - set(left_out)
     assert len({frozenset(spec.select(n, RoundKind.TRAIN, None, hashed("coins"))(names, 300))
                 for n in range(1, 30)}) == 29  # fmt: skip
+
+
+NORMALISED = Manifest(
+    dtypes={"w": "F32", "n.running_mean": "F16", "n.running_var": "BF16", "n.batches": "I64"},
+    specs={
+        "w": TensorSpec(shape=(2, 3), dtype=np.dtype(np.float32)),
+        "n.running_mean": TensorSpec(shape=(3,), dtype=np.dtype(np.float16)),
+        "n.running_var": TensorSpec(shape=(3,), dtype=np.dtype(np.float32)),
+        "n.batches": TensorSpec(shape=(), dtype=np.dtype(np.int64)),
+    },
+    size_bytes=100,
+)
+
+
+def header_of(*tensors):
+    header = fleet_pb2.UpdateHeader(weight=1.0, size_bytes=8)
+    header.parts.extend(
+        fleet_pb2.Part(group=DELTA, tensor=name, values=name, full=fleet_pb2.Full())
+        for name in tensors
+    )
+    return header
+
+
+def test_a_private_run_leaves_integers_as_they_are():
+    """They are in no sum and in no noise, and an update that has one is refused."""
+    spec = parse(RUN)
+    floats = set(NORMALISED.specs) - {"n.batches"}
+    assert {name for _, name in limits.sums(spec, NORMALISED)} == floats
+    released = limits.release(spec, NORMALISED)
+    assert set(released.specs) == floats
+    assert released.size == 12
+    accepted = limits.limits(spec, NORMALISED)
+    assert len(check_header(header_of(*sorted(floats)), accepted, NORMALISED)) == 3
+    with pytest.raises(Refusal, match=r"no values of 'n.batches' in a private run.*I64") as caught:
+        check_header(header_of(*sorted(NORMALISED.specs)), accepted, NORMALISED)
+    assert caught.value.code is Code.UNKNOWN_TENSOR
+    public = parse({**RUN, "privacy": {}})
+    assert {name for _, name in limits.sums(public, NORMALISED)} == set(NORMALISED.specs)
+
+
+def test_a_model_of_integers_cannot_be_private():
+    only = replace(NORMALISED, specs={"n.batches": NORMALISED.specs["n.batches"]})
+    with pytest.raises(UsageError, match="floating-point tensors"):
+        limits.sums(parse(RUN), only)
+
+
+def test_batch_normalisation_is_advised_against():
+    """With GroupNorm as the alternative; not where the devices keep it, or without privacy."""
+    (text,) = limits.claim(parse(RUN), NORMALISED)["advice"]
+    assert text.startswith("n is a batch normalisation")
+    assert "GroupNorm" in text
+    kept = parse({**RUN, "personal": {"name": "shared", "keep": ["n.*"]}})
+    assert limits.claim(kept, NORMALISED)["advice"] == []
+    assert limits.claim(parse({**RUN, "privacy": {}}), NORMALISED) is None

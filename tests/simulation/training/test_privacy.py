@@ -1,12 +1,16 @@
 """Private experiments: reproducible bits, noise, clipping and budgets."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.api import simulate
 from fedloom.simulation.training.simulator import Simulation
-from support.experiments import experiment, population
+from support.experiments import CLASSES, FEATURES, experiment, population
 
 pytest.importorskip("dp_accounting")
 
@@ -136,3 +140,29 @@ def test_no_client_takes_part_twice_in_a_tree(tmp_path):
 def test_a_tree_with_too_few_clients_is_refused():
     with pytest.raises(UsageError, match=r"restart_every = 8"):
         experiment(goal=2, privacy={**TABLE, "mechanism": "dp_ftrl", "restart_every": 4})
+
+
+def normalised():
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES)
+    )
+
+
+def test_counted_batches_do_not_shorten_the_update_of_the_weights():
+    """The count of batches of a normalisation stays as it is, and takes nothing of the clip.
+
+    Ten clients move alike, so their mean is nearly as long as the clip.
+    """
+    table = {**TABLE, "clip": 0.5, "noise_multiplier": 1e-6}
+    made = replace(
+        experiment(data=population((16,) * 10), goal=10, rounds=1, kernel="resident",
+                   train={"epochs": 5, "batch_size": 4, "learning_rate": 0.1}, privacy=table),
+        model=normalised,
+    )  # fmt: skip
+    result = simulate(made, show=False)
+    before = {name: value.numpy() for name, value in normalised().state_dict().items()}
+    moved = {name: np.asarray(result.params[name], float) - before[name] for name in before}
+    assert moved.pop("1.num_batches_tracked") == 0
+    assert 0.3 < np.sqrt(sum(np.sum(m**2) for m in moved.values())) <= 0.5 * (1 + 1e-3)
+    assert result.records[0].accepted == 10

@@ -79,6 +79,9 @@ def submit(spec: Path, model: str, evaluate: bool, watch: bool, directory: Path)
         _show_claim(claim)
     digest = _upload(control, Path(model)) if Path(model).is_file() else _as_digest(model)
     started = control.post("runs", body={"spec": values, "model": digest})
+    if claim is not None and not output.wants_json():
+        for text in control.get("runs", started["id"])["privacy"].get("advice", ()):
+            click.echo(f"Advice: {text}", err=True)
     if watch:
         _watch(control, started["id"])
         return

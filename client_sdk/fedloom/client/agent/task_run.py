@@ -4,8 +4,10 @@ Only differences leave the device: new values minus the received ones, for the c
 `train` returned. An error in what it returns is reported with the name of the tensor.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 from fedloom.client.agent.trim_memory import trim
@@ -31,14 +33,17 @@ from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.manifest import Manifest, read_manifest
 from fedloom.protocol.task_description import TaskDescription
 from fedloom.protocol.task_message import from_message
-from fedloom.protocol.tensors.container import DTYPES, read_params
+from fedloom.protocol.tensors.container import read_params
 from fedloom.protocol.tensors.file_arrays import Scratch, stored_params
 from fedloom.protocol.updates.compression import describe
 from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import DELTA
 from fedloom.strategies.exact.lazy_arrays import Values
+from fedloom.strategies.privacy import advice
 from fedloom.strategies.state import slots_from_arrays, slots_to_arrays
+
+log = logging.getLogger(__name__)
 
 _WORTH_TRIMMING_BYTES = 4 << 20
 """From this model size on, freed memory is returned to the system."""
@@ -251,6 +256,8 @@ class TaskRun:
             )
         # Separate noise streams: one stream used twice would be the same noise, scaled.
         asked = Guard.of(self._asked.privacy)
+        if asked is not None:
+            _advise(self.task.run, *advice(part.tensor for part in settled.parts))
         for guard, run in ((owners, f"{self.task.run}\0policy"), (asked, "")):
             if guard is None:
                 continue
@@ -259,7 +266,7 @@ class TaskRun:
                 settled = _materialised(settled, self.store.scratch())
             settled = guard.protect(
                 settled,
-                lambda tensor: DTYPES[manifest.wire_dtype(tensor)],
+                manifest,
                 run=run or self.task.run,
                 round=self.task.round,
                 seed=self.task.seed,
@@ -285,6 +292,13 @@ def _set_metrics(
     message.num_examples = int(num_examples)
     for name, value in metrics.items():
         message.values[name] = float(value)
+
+
+@lru_cache(maxsize=64)
+def _advise(run: str, *texts: str) -> None:
+    """Log advice on a private run, once in this process."""
+    for text in texts:
+        log.warning("run %s is private: %s", run, text)
 
 
 def _materialised(settled: RuleOutput, scratch: Scratch) -> RuleOutput:

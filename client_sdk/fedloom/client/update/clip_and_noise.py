@@ -2,19 +2,21 @@
 
 Agent and simulator share this, so that the same training sends the same bits.
 
+Tensors that are not floating point are not sent: the count of batches of a normalisation would
+determine the norm and leave nothing of the weights, and its noise would be meaningless.
+
 Invariants: the clipped norm is of the values as they are sent, over all parts together; it does not
 depend on the order of the parts.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
 
 from fedloom.client.training.client_rule import RuleOutput
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.task_description import DevicePrivacy
+from fedloom.protocol.tensors.container import DTYPES
 from fedloom.protocol.trust.noise_stream import derived_key, key_of_seed, keyed
 from fedloom.strategies.privacy import add_noise, clip
 from fedloom.strategies.privacy.release import WITHIN
@@ -60,18 +62,18 @@ class Guard:
     def protect(
         self,
         settled: RuleOutput,
-        dtype_of: Callable[[str], np.dtype[Any]],
+        manifest: Manifest,
         *,
         run: str,
         round: int,  # noqa: A002 - the field's word
         seed: int,
         secret: Callable[[], bytes],
     ) -> RuleOutput:
-        """Return the protected update.
+        """Return the protected update, of the tensors that are floating point.
 
         Args:
             settled: trained values beside received ones.
-            dtype_of: returns the dtype in which a tensor's differences are sent.
+            manifest: of the model.
             run: its id.
             round: its number.
             seed: of the task.
@@ -80,11 +82,11 @@ class Guard:
         Raises:
             UsageError: a value is NaN or infinite.
         """
-        ordered = sorted(settled.parts, key=lambda part: (part.group, part.tensor))
+        floats = [part for part in settled.parts if manifest.is_float(part.tensor)]
+        ordered = sorted(floats, key=lambda part: (part.group, part.tensor))
+        sent = [part.sent(DTYPES[manifest.wire_dtype(part.tensor)]) for part in ordered]
         try:
-            values, within = clip(
-                [part.sent(dtype_of(part.tensor)) for part in ordered], self.clip_norm
-            )
+            values, within = clip(sent, self.clip_norm)
         except ValueError as error:
             raise UsageError(str(error)) from None
         if self.noise_multiplier:

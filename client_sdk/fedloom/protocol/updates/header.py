@@ -182,6 +182,12 @@ def _plan_coverage(part: fleet_pb2.Part, limits: Limits, manifest: Manifest) -> 
             f"Expected no values of {part.tensor!r}, which this run leaves with its clients "
             "(personal.keep), got some. Do not send it.",
         )
+    if part.tensor in limits.fixed:
+        raise Refusal(
+            Code.UNKNOWN_TENSOR,
+            f"Expected no values of {part.tensor!r} in a private run, whose noise is for "
+            f"floating point, got some of {manifest.dtypes[part.tensor]}. Update the client.",
+        )
     dtype = manifest.wire_dtype(part.tensor)
     kind = part.WhichOneof("coverage")
     if kind == "full":

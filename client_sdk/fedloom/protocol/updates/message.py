@@ -41,6 +41,7 @@ class Limits:
         codec: of updates; None: unencoded.
         scalars: names of the numbers that the strategy averages.
         kept: tensors of the model that clients keep.
+        fixed: tensors that stay as they are, as all that are not floats in a private run.
     """
 
     max_abs: float
@@ -52,6 +53,7 @@ class Limits:
     codec: Codec | None = None
     scalars: Sequence[str] = ()
     kept: frozenset[str] = frozenset()
+    fixed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ All of it follows from the specification and the model's manifest, so a restarte
 simulator agree.
 """
 
+from typing import Any
+
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.updates.message import Limits
@@ -32,8 +34,26 @@ def _strategy_sums(spec: RunSpec, manifest: Manifest) -> dict[Key, TensorSpec]:
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
+    asked -= _fixed(spec, manifest)
+    if not asked:
+        raise UsageError("Expected floating-point tensors in a private run's model, got none.")
     sent = {name: tensor for name, tensor in manifest.specs.items() if name in asked}
     return spec.build_strategy().specs(sent)
+
+
+def _fixed(spec: RunSpec, manifest: Manifest) -> frozenset[str]:
+    """Tensors that no round changes: noise for floating point would not hide an integer."""
+    if not spec.privacy:
+        return frozenset()
+    return frozenset(name for name in manifest.specs if not manifest.is_float(name))
+
+
+def claim(spec: RunSpec, manifest: Manifest) -> dict[str, Any] | None:
+    """Return the privacy claim of a run of this model; None without [privacy]."""
+    plan = spec.privacy_plan()
+    if plan is None:
+        return None
+    return plan.claim(name for _, name in _strategy_sums(spec, manifest))
 
 
 def release(spec: RunSpec, manifest: Manifest) -> Release | None:
@@ -63,6 +83,7 @@ def limits(spec: RunSpec, manifest: Manifest) -> Limits:
         codec=None if compression is None else compression.codec,
         scalars=(*rule.scalars, *_counted(spec, manifest)),
         kept=spec.build_personal().kept(manifest.specs),
+        fixed=_fixed(spec, manifest),
     )
 
 

@@ -18,7 +18,7 @@ from fedloom.server.ledger import Point, require_run
 from fedloom.server.ledger.rows import RunRow
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning import limits
-from fedloom.server.planning.spec import RunSpec, parse
+from fedloom.server.planning.spec import parse
 from fedloom.server.planning.state_note import StateNote
 from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.round_driver import RoundDriver
@@ -98,7 +98,7 @@ class Runs:
             "state": RunState.RUNNING.value,
             "reason": "",
             "model": model,
-            "privacy": _claim(spec),
+            "privacy": limits.claim(spec, manifest),
             "strategy_state": await context.in_disk(first_note, context.models, spec, model),
         }
         await context.in_disk(context.noise.make, run, spec)
@@ -261,8 +261,3 @@ def _worked_on(run: RunRow) -> set[tuple[str, int]]:
         return set()
     first = max(1, run.last_round - config.max_staleness)
     return {(run.id, number) for number in range(first, run.last_round + 1)}
-
-
-def _claim(spec: RunSpec) -> dict[str, Any] | None:
-    plan = spec.privacy_plan()
-    return None if plan is None else plan.claim()

@@ -170,16 +170,16 @@ def plan(experiment: Experiment) -> dict[str, str]:
         "kernel": f"{name}: {why}",
         "workers": f"{worker_count(experiment, device)} on {device.type}",
         "devices": "modelled" if experiment.devices is not None else "none: no virtual time",
-        **_privacy(experiment),
+        **_privacy(experiment, manifest_of(model, modules.parameters(model))),
     }
 
 
-def _privacy(experiment: Experiment) -> dict[str, str]:
+def _privacy(experiment: Experiment, manifest: Manifest) -> dict[str, str]:
     """The privacy claim, one line for each assumption."""
-    private = experiment.spec.privacy_plan()
-    if private is None:
+    claim = limits.claim(experiment.spec, manifest)
+    if claim is None:
         return {}
-    first, *rest = claim_lines(private.claim())
+    first, *rest = claim_lines(claim)
     parts = (line.partition(": ") for line in rest)
     return {"privacy": first} | {f"  {name}": text for name, _, text in parts}
 

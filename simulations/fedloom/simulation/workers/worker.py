@@ -209,7 +209,7 @@ class Worker:
         try:
             return task.guard.protect(
                 settled,
-                lambda tensor: DTYPES[self._checks.wire_dtypes[tensor]],
+                self._checks.manifest,
                 run=task.run,
                 round=task.round,
                 seed=seed,

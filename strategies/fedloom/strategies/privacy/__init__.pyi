@@ -11,6 +11,7 @@ from .finishing import finish as finish
 from .finishing import memory_of as memory_of
 from .local import add_noise as add_noise
 from .local import norm_bound as norm_bound
+from .model_advice import advice as advice
 from .release import NoisyMeans as NoisyMeans
 from .release import Release as Release
 from .release import grid_exponent as grid_exponent

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from fedloom.strategies.privacy import accounting
 from fedloom.strategies.privacy.accounting import Releases
+from fedloom.strategies.privacy.model_advice import advice
 from fedloom.strategies.privacy.settings import Privacy, count_noise, noise_of_values
 
 T = TypeVar("T")
@@ -95,8 +96,8 @@ class Plan:
         """Return the spent budget after a number of committed rounds, in a line."""
         return f"(epsilon {self.epsilon(rounds):.4g}, delta {self.settings.delta:g})"
 
-    def claim(self) -> dict[str, Any]:
-        """Return the claim as JSON values, for the ledger."""
+    def claim(self, tensors: Iterable[str] = ()) -> dict[str, Any]:
+        """Return the claim as JSON values, for the ledger; with advice on a model's tensors."""
         settings, last = self.settings, min(self.rounds, self.affordable)
         return {
             "mechanism": settings.mechanism,
@@ -118,6 +119,7 @@ class Plan:
             "assumes": self._assumes(),
             "not_hidden": [_OWN_CODE] if self._sampled else [_TAKING_PART, _OWN_CODE],
             "accounting": self._accounting(),
+            "advice": advice(tensors),
         }
 
     def _server(self) -> str:
@@ -256,4 +258,5 @@ def claim_lines(claim: dict[str, Any]) -> list[str]:
         f"assumes: {'; '.join(claim['assumes'])}",
         f"does not hide: {'; '.join(claim['not_hidden'])}",
         f"accounting: {claim['accounting']}",
+        *(f"advice: {text}" for text in claim.get("advice", ())),
     ]
