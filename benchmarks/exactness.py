@@ -16,11 +16,12 @@ from fedloom.strategies import Full, Partial, TensorSpec, exponent, weight_units
 KEY = ("delta", "w")
 
 
-def ours(deltas, weights, max_abs, max_weight):
-    """The mean by int64 fixed point, under bounds of the round's choosing."""
+def ours(deltas, weights, max_abs=1024.0, max_weight=2.0**18, *, narrow=False):
+    """The mean of a round under these bounds; by default, those of a run that sets none."""
     clients, size = deltas.shape
     spec = TensorSpec(shape=(size,), dtype=deltas.dtype)
-    partial = Partial({KEY: spec}, exponent(max_abs, max_weight * clients))
+    most = max_weight * (2 * clients + 64)
+    partial = Partial({KEY: spec}, exponent(max_abs, most), narrow=narrow)
     for delta, weight in zip(deltas, weights, strict=True):
         partial.add_array(KEY, Full(), weight_units(float(weight)), delta)
     return partial.mean_block(KEY, 0, size)[0]
@@ -59,12 +60,13 @@ def measure(method, deltas, weights, truth, rng):
 
 WEIGHTINGS = {
     "examples": lambda rng, clients: rng.integers(1, 1001, clients).astype(np.float64),
-    # On the grid that weights are rounded to first: what is measured is the sum.
-    "any": lambda rng, clients: np.rint(rng.uniform(1, 1000, clients) * 2**20) / 2**20,
+    "any": lambda rng, clients: rng.uniform(1, 1000, clients),
+    "shares": lambda rng, clients: rng.dirichlet(np.ones(clients)).clip(min=1e-9),
 }
 METHODS = {
-    "int64, bound 1, weight cap 1e3": lambda d, w: ours(d, w, 1.0, 1e3),
-    "int64, bound 1e3, weight cap 1e6": lambda d, w: ours(d, w, 1e3, 1e6),
+    "exact (default)": ours,
+    "sum_bits = 64, fitting bounds": lambda d, w: ours(d, w, 1.0, float(w.max()), narrow=True),
+    "sum_bits = 64, default bounds": lambda d, w: ours(d, w, narrow=True),
     "float64 running sum": lambda d, w: running(d, w, np.float64),
     "float32 running sum": lambda d, w: running(d, w, np.float32),
 }
@@ -74,6 +76,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=int, default=1000, help="coordinates")
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 1000])
+    parser.add_argument("--scale", type=float, default=0.01, help="standard deviation of deltas")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/exactness.json"))
     arguments = parser.parse_args()
@@ -81,14 +84,16 @@ def main():
     rows = []
     for clients, (weighting, draw) in product(arguments.clients, WEIGHTINGS.items()):
         rng = np.random.default_rng(arguments.seed)
-        deltas = (0.01 * rng.standard_normal((clients, arguments.size))).astype(np.float32)
+        deltas = (arguments.scale * rng.standard_normal((clients, arguments.size))).astype(
+            np.float32
+        )
         weights = draw(rng, clients)
         truth = exact(deltas, weights)
         for name, method in METHODS.items():
             result = measure(method, deltas, weights, truth, rng)
             rows.append({"clients": clients, "weights": weighting, "method": name, **result})
 
-    print(f"deltas of 0.01, {arguments.size} coordinates, weights up to 1000")
+    print(f"deltas of {arguments.scale:g}, {arguments.size} coordinates")
     print(f"{'clients':>7}  {'weights':10}{'method':34}{'max error':>10}{'mean':>9}{'order':>7}")
     for row in rows:
         print(

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.strategies import (
-    STRATEGIES,
     Full,
     Mask,
     Partial,
@@ -22,10 +21,11 @@ from fedloom.strategies import (
     strategy,
     weight_units,
 )
-from fedloom.strategies.exact.fixed_point import BLOCK, Scaler
+from fedloom.strategies.exact.words import BLOCK, Slicer, Words
 
 KEY = ("delta", "w")
 UNITS = weight_units(600.0)
+FINISHED = ("fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
 
 
 def rate(work, size_bytes, repeats):
@@ -51,12 +51,12 @@ def adding(shape, coverage, values):
 
 def kernel(values, block):
     """The bare loop of a full coverage, with blocks of another size."""
-    sums, scaler = np.zeros(values.size, np.int64), Scaler(UNITS, 40, block)
+    slicer = Slicer(Words(values.size), Full(), values.shape, 6)
 
     def work():
         for start in range(0, values.size, block):
-            run = values[start : start + block]
-            sums[start : start + block] += scaler.addends(run, run.size)
+            run = slice(start, min(start + block, values.size))
+            slicer.add(run, (run.stop - run.start,), values[run], 600.0 * 2**20)
 
     return work
 
@@ -89,10 +89,8 @@ def measure(shape, repeats):
         partial.add_array(KEY, Full(), UNITS, x)
     rows.append(("merge", "two partials", rate(lambda: a.merge(b), size, repeats)))
     model = {"w": x.reshape(shape)}
-    rows += [
-        ("finish", name, rate(finishing(name, model, b), size, repeats)) for name in STRATEGIES
-    ]
-    for block in (2**exp for exp in range(11, 19)):
+    rows += [("finish", name, rate(finishing(name, model, b), size, repeats)) for name in FINISHED]
+    for block in (2**exp for exp in range(11, 16)):
         note = " (in use)" if block == BLOCK else ""
         rows.append(("block", f"{block} values{note}", rate(kernel(x, block), size, repeats)))
     return rows

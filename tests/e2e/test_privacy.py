@@ -15,7 +15,7 @@ from fedloom.protocol.task_description import task_seed
 from fedloom.protocol.trust.noise_stream import keyed
 from fedloom.server.planning import limits
 from fedloom.server.planning.spec import parse
-from fedloom.strategies import DELTA, Full, Partial, State, privacy, weight_units
+from fedloom.strategies import DELTA, Full, State, privacy, weight_units
 from support.agents import Adder, pass_deadline, played, result, submit, until
 
 pytest.importorskip("dp_accounting")
@@ -45,7 +45,7 @@ def expected(federation, run, rounds):
     release, strategy = limits.release(spec, manifest), spec.build_strategy()
     model, state = dict(START), State()
     for number in range(1, rounds + 1):
-        partial = Partial(limits.sums(spec, manifest), spec.exponent())
+        partial = limits.empty_sum(spec, manifest)
         for client in cohort_of(spec, number, keyed(key)):
             step = STEPS[client]
             deltas = [

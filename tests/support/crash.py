@@ -180,7 +180,7 @@ def private_model(initial, rounds):
     )  # fmt: skip
     params, state = dict(initial), strategy.init(initial)
     for number in range(1, rounds + 1):
-        partial = Partial(limits.sums(run, manifest), run.exponent())
+        partial = limits.empty_sum(run, manifest)
         bound = release.clip(privacy.memory_of(release, state))
         for client in range(NUM_CLIENTS):
             new = local_step(params, task_seed(run.seed, number, f"c{client}"))

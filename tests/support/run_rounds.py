@@ -11,7 +11,7 @@ from fedloom.server.planning.advance import begin
 from fedloom.server.planning.round_result import ClientMetrics, ClientReport, RoundResult
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.planning.spec import parse
-from fedloom.strategies import Full, Partial, weight_units
+from fedloom.strategies import Full, weight_units
 from fedloom.strategies.exact.partial import SCALAR, TensorSpec
 
 TRAIN = {"epochs": 1, "learning_rate": 0.1}
@@ -36,7 +36,7 @@ def start(setup, value=0.0):
 
 def result_of(setup, deltas, *, number=1, kind=RoundKind.TRAIN, weights=None):
     """A round in which client `a`, `b`, … sends these deltas; None is an update without tensors."""
-    total = Partial(limits.sums(setup.spec, setup.manifest), setup.spec.exponent())
+    total = limits.empty_sum(setup.spec, setup.manifest)
     reports = []
     for place, delta in enumerate(deltas):
         client = "abcdef"[place]

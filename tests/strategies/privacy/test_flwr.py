@@ -42,7 +42,7 @@ def finished(release, model, state, updates, number):
     """One of our rounds: clipped, counted, summed, released."""
     counted = {(SCALAR, WITHIN): TensorSpec(shape=(), dtype=np.dtype(np.float64))}
     specs = {(DELTA, name): spec for name, spec in SPECS.items()}
-    partial = Partial(specs | (counted if release.settings.adaptive else {}), 40)
+    partial = Partial(specs | (counted if release.settings.adaptive else {}), 40, narrow=True)
     bound = float(state.slots["privacy"]["clip"]) if "privacy" in state.slots else 0.7
     for update in updates:
         clipped, within = clip([update[name] for name in SPECS], bound)

@@ -28,7 +28,8 @@ def partial_of(release, updates, within=()):
     specs = {(DELTA, name): spec for name, spec in SPECS.items()}
     if release.settings.adaptive:
         specs[SCALAR, WITHIN] = TensorSpec(shape=(), dtype=np.dtype(np.float64))
-    partial = Partial(specs, grid_exponent(release.noise_multiplier, release.settings.clip, 50))
+    grid = grid_exponent(release.noise_multiplier, release.settings.clip, 50)
+    partial = Partial(specs, grid, narrow=True)
     for update in updates:
         for name, values in update.items():
             partial.add_array((DELTA, name), Full(), ONE, values)

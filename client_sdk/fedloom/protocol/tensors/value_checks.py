@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.strategies.exact.partial import WEIGHT_UNIT
+from fedloom.strategies.exact.fixed_point import MIN_WEIGHT
 
 MAX_SINGLE_MAGNITUDE = 1e15
 """Up to this magnitude the squares of a chunk do not overflow a float32 sum."""
@@ -24,11 +24,11 @@ def check_weight(weight: float, max_weight: float) -> None:
     Raises:
         Refusal: WEIGHT_OUT_OF_RANGE.
     """
-    # Not just above 0: a weight that rounds to zero units cannot be summed.
-    if not (math.isfinite(weight) and WEIGHT_UNIT <= weight <= max_weight):
+    # Not just above 0: a smaller weight has bits below the unit of weights.
+    if not (math.isfinite(weight) and MIN_WEIGHT <= weight <= max_weight):
         raise Refusal(
             Code.WEIGHT_OUT_OF_RANGE,
-            f"Expected a weight from {WEIGHT_UNIT:g} to {max_weight:g}, got {weight:g}.",
+            f"Expected a weight from {MIN_WEIGHT:g} to {max_weight:g}, got {weight:g}.",
         )
 
 

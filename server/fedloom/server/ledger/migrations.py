@@ -52,7 +52,14 @@ def _count_in(connection: sa.Connection) -> None:
     )
 
 
-STEPS: tuple[Callable[[sa.Connection], None], ...] = (_keep_states, _count_in)
+def _round_sums(connection: sa.Connection) -> None:
+    """Give the runs from before exact sums the setting that keeps their results."""
+    for run, spec in connection.execute(sa.select(runs.c.id, runs.c.spec)).all():
+        kept = {**spec, "sum_bits": 64}
+        connection.execute(runs.update().where(runs.c.id == run).values(spec=kept))
+
+
+STEPS: tuple[Callable[[sa.Connection], None], ...] = (_keep_states, _count_in, _round_sums)
 
 VERSION = len(STEPS)
 

@@ -10,7 +10,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.updates.message import Limits
 from fedloom.server.planning.spec import RunSpec
-from fedloom.strategies import privacy
+from fedloom.strategies import Partial, privacy
 from fedloom.strategies.exact.partial import Key, TensorSpec
 from fedloom.strategies.privacy import Release
 
@@ -23,6 +23,15 @@ def sums(spec: RunSpec, manifest: Manifest) -> dict[Key, TensorSpec]:
     """
     released = release(spec, manifest)
     return _strategy_sums(spec, manifest) | ({} if released is None else released.counts)
+
+
+def empty_sum(spec: RunSpec, manifest: Manifest) -> Partial:
+    """Return the sum of a round before any update.
+
+    Raises:
+        UsageError: [personal] or train.only does not fit the model.
+    """
+    return Partial(sums(spec, manifest), spec.exponent(), narrow=spec.is_narrow)
 
 
 def _strategy_sums(spec: RunSpec, manifest: Manifest) -> dict[Key, TensorSpec]:

@@ -77,6 +77,8 @@ class RunSpec:
         max_abs: largest magnitude of a value that clients may send.
         max_norm: largest Euclidean norm of an update; None for no limit.
         max_weight: largest weight of an update.
+        sum_bits: 64 rounds sums to a fixed grid, as all sums before exact ones; None for exact
+            sums. Runs with [privacy] always use the grid, to which their noise belongs.
         config: passed to the client's code unchanged.
         privacy: settings of `Privacy`; empty for no differential privacy.
     """
@@ -99,6 +101,7 @@ class RunSpec:
     max_abs: float = 1024.0
     max_norm: float | None = None
     max_weight: float = float(1 << 18)
+    sum_bits: Literal[64] | None = None
     config: Mapping[str, Scalar]
     privacy: Mapping[str, Any]
 
@@ -307,6 +310,11 @@ class RunSpec:
         beside = config.concurrency if isinstance(config, BufferConfig) else config.goal
         usual = config.goal + beside + 64
         return max(usual, MOST_DRAWN) if config.by_coins else usual
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a round's sums are rounded to a grid of 2^-exponent."""
+        return self.sum_bits is not None or bool(self.privacy)
 
     def exponent(self) -> int:
         """The fixed-point format of a round's sums; it follows from the specification alone."""

@@ -71,8 +71,7 @@ class RoundSum:
         self._is_sum = plan.spec.build_strategy().needs == "sum"
 
     def _empty(self) -> Partial:
-        spec = self._plan.spec
-        return Partial(limits.sums(spec, self._plan.manifest), spec.exponent())
+        return limits.empty_sum(self._plan.spec, self._plan.manifest)
 
     async def restore(self, accepted: Iterable[UpdateRow]) -> None:
         """Read the last checkpoint, and fold the updates accepted since."""

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.storage.update_parts import Span, parts_of
-from fedloom.strategies import Key, TensorSpec, Updates, weight_units
-from fedloom.strategies.exact.partial import WEIGHT_UNIT, Floats
+from fedloom.strategies import Key, TensorSpec, Updates
+from fedloom.strategies.exact.partial import Floats
 from fedloom.strategies.robust.base import Covered
 
 BUDGET_BYTES: Final = 16 << 20
@@ -145,7 +145,7 @@ class _File:
 
     def __init__(self, update: StoredUpdate, specs: Mapping[Key, TensorSpec]) -> None:
         self.client = update.client
-        self.weight = weight_units(update.header.weight) * WEIGHT_UNIT
+        self.weight = update.header.weight
         self.metrics = dict(update.header.training.values)
         self._path = update.path
         with self.opened() as handle:

@@ -120,7 +120,9 @@ class Simulation:
             self._between = Between(flight=flight, versions=before.versions)
         self._files, self._downloaded = self._open_files(before)
         self._memory, self._lent = self._open_memory()
-        self._spool = Spooled(experiment, self.worker_setup.sums) if is_needed(experiment) else None
+        self._spool = (
+            Spooled(experiment, self.worker_setup.sums.specs) if is_needed(experiment) else None
+        )
         self._begun = self._saved = time.perf_counter()
         self._noted = self._latest = self._checkpoint()
         self._trainer = Trainer(
@@ -209,7 +211,7 @@ class Simulation:
         self._write()
 
     def _empty(self) -> Partial:
-        return Partial(self.worker_setup.sums, self.experiment.spec.exponent())
+        return self.worker_setup.sums.empty()
 
     def _open_files(self, before: Checkpoint | None) -> tuple[Files, Downloaded]:
         """The files of the next round's tasks, and those that clients have."""
@@ -498,6 +500,8 @@ def settings_digest(experiment: Experiment) -> str:
     population = experiment.population
     spec = experiment.spec.as_dict()
     del spec["rounds"], spec["name"]  # they do not change the bits
+    if spec["sum_bits"] == 64:  # as all simulations before the setting existed
+        del spec["sum_bits"]
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode())
     for arrays in (population.shards, population.held_out_shards or ()):
         for array in arrays:

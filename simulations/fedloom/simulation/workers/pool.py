@@ -25,7 +25,8 @@ from fedloom.simulation.workers.failures import explained
 from fedloom.simulation.workers.measure import chunks, mean
 from fedloom.simulation.workers.shared import SharedArrays, SharedSum
 from fedloom.simulation.workers.worker import Worker
-from fedloom.strategies.exact.partial import Key, TensorSpec
+from fedloom.strategies import Partial
+from fedloom.strategies.exact.partial import TensorSpec
 
 REPORT_S = 0.1
 """Seconds between a worker's reports."""
@@ -52,8 +53,7 @@ class WorkerPool:
         size: number of processes.
         names: of the workers, for reports.
         model: shape and dtype of the model's tensors by name.
-        sums: shape and dtype of a round's sums.
-        exponent: of the sums.
+        empty: a round's sum before any update.
         fork: workers inherit the data instead of receiving it; not for CUDA.
     """
 
@@ -64,8 +64,7 @@ class WorkerPool:
         *,
         names: Sequence[str],
         model: dict[str, TensorSpec],
-        sums: dict[Key, TensorSpec],
-        exponent: int,
+        empty: Partial,
         fork: bool,
     ) -> None:
         context = multiprocessing.get_context("fork" if fork else "spawn")
@@ -73,7 +72,7 @@ class WorkerPool:
         self._model = SharedArrays(context, model)
         self._model_arrays = self._model.arrays()
         self._counter: Any = context.Value("q", 0)
-        self._sums = [SharedSum(context, sums, exponent) for _ in range(size)]
+        self._sums = [SharedSum(context, empty) for _ in range(size)]
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         for number in range(size):
@@ -275,4 +274,4 @@ def _train(
             links.pipe.send(("reports", reports))
             reports, told = [], now
     links.pipe.send(("reports", reports))
-    links.pipe.send(("sum", *SharedSum.describe(partial), num_clients, busy_s))
+    links.pipe.send(("sum", *links.sum.describe(partial), num_clients, busy_s))

@@ -23,25 +23,21 @@ from fedloom.simulation.workers.base import Report, RoundWork, Yield
 from fedloom.simulation.workers.measure import chunks, mean
 from fedloom.simulation.workers.worker import Worker
 from fedloom.strategies import Partial
-from fedloom.strategies.exact.partial import Key, TensorSpec
 
 BATCH_S = 0.2
 """Estimated seconds of work in one call to an actor: a call costs about a millisecond."""
 
 
 class _Actor:
-    def __init__(
-        self, make: Callable[[int], Worker], number: int, sums: dict[Key, TensorSpec], exponent: int
-    ) -> None:
+    def __init__(self, make: Callable[[int], Worker], number: int, empty: Partial) -> None:
         self._worker = make(number)
-        self._empty = Partial(sums, exponent)
-        self._partial = self._empty
+        self._partial = empty
 
     def where(self) -> str:
         return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call] # Ray leaves it untyped
 
     def begin(self) -> None:
-        self._partial = Partial(self._empty.specs, self._empty.exponent)
+        self._partial = self._partial.empty()
 
     def train(
         self, params: Params, task: RoundTask, groups: list[list[ClientJob]]
@@ -67,8 +63,7 @@ class RayCrew:
     Args:
         make: builds a worker in its actor.
         size: number of actors.
-        sums: shape and dtype of a round's sums.
-        exponent: of the sums.
+        empty: a round's sum before any update.
         gpu: share of a GPU for each actor; 0 for none.
 
     Raises:
@@ -76,13 +71,7 @@ class RayCrew:
     """
 
     def __init__(
-        self,
-        make: Callable[[int], Worker],
-        size: int,
-        *,
-        sums: dict[Key, TensorSpec],
-        exponent: int,
-        gpu: float = 0.0,
+        self, make: Callable[[int], Worker], size: int, *, empty: Partial, gpu: float = 0.0
     ) -> None:
         self._ours = not ray.is_initialized()
         if self._ours:
@@ -91,7 +80,7 @@ class RayCrew:
             _check(size, gpu)
             actor: Any = ray.remote(num_cpus=1, num_gpus=gpu)(_Actor)
             made = ray.put(make)
-            self._actors = [actor.remote(made, n, sums, exponent) for n in range(size)]
+            self._actors = [actor.remote(made, n, empty) for n in range(size)]
             self._names = [
                 f"actor {n} ({place})"
                 for n, place in enumerate(_get([a.where.remote() for a in self._actors]))

@@ -30,7 +30,7 @@ from fedloom.simulation.workers.base import WorkerGroup
 from fedloom.simulation.workers.local import LocalWorkers
 from fedloom.simulation.workers.pool import WorkerPool
 from fedloom.simulation.workers.worker import UpdateChecks, Worker
-from fedloom.strategies.exact.partial import Key, TensorSpec
+from fedloom.strategies import Partial, TensorSpec
 from fedloom.strategies.optimizers.blockwise import slot_dtype
 from fedloom.strategies.privacy import claim_lines
 
@@ -59,7 +59,7 @@ class WorkerSetup:
     group: int
     params: Mapping[str, NDArray[Any]]
     manifest: Manifest
-    sums: dict[Key, TensorSpec]
+    sums: Partial
     received: dict[str, TensorSpec]
 
     @property
@@ -85,7 +85,7 @@ def set_up_workers(experiment: Experiment, kernel: str | None = None) -> WorkerS
     check_fit(experiment, device)
     params = {n: a.copy() for n, a in modules.parameters(model).items()}
     manifest = manifest_of(model, params)
-    sums = limits.sums(experiment.spec, manifest)
+    sums = limits.empty_sum(experiment.spec, manifest)
     dtypes = {n: manifest.wire_dtype(n) for n in manifest.dtypes}
     checks = UpdateChecks(limits.limits(experiment.spec, manifest), dtypes, manifest)
     size = worker_count(experiment, device)
@@ -95,7 +95,7 @@ def set_up_workers(experiment: Experiment, kernel: str | None = None) -> WorkerS
     if experiment.engine.backend == "ray":
         gpu = 1 / GPU_WORKERS if device.type == "cuda" else 0.0
         ray_crew = load("fedloom.simulation.workers.ray:RayCrew")  # names a missing extra
-        crew = ray_crew(make, size, sums=sums, exponent=experiment.spec.exponent(), gpu=gpu)
+        crew = ray_crew(make, size, empty=sums, gpu=gpu)
     elif size == 1:
         crew = LocalWorkers(make(0), str(devices[0]))
     else:
@@ -104,8 +104,7 @@ def set_up_workers(experiment: Experiment, kernel: str | None = None) -> WorkerS
             size,
             names=[f"worker {n} ({place})" for n, place in enumerate(devices)],
             model=dict(manifest.specs) | received_specs(experiment, manifest),
-            sums=sums,
-            exponent=experiment.spec.exponent(),
+            empty=sums,
             fork=device.type == "cpu" and hasattr(os, "fork"),
         )
     return WorkerSetup(

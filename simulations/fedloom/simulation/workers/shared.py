@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.strategies.exact.partial import Key, Partial, TensorSpec
+from fedloom.strategies.exact.partial import Partial, TensorSpec, dense_arrays
 
 _ALIGN = 64
 
@@ -39,41 +39,34 @@ class SharedArrays:
 class SharedSum:
     """A worker's sum, whose integers are in memory shared with the parent."""
 
-    def __init__(
-        self, context: BaseContext, specs: Mapping[Key, TensorSpec], exponent: int
-    ) -> None:
-        self._specs = dict(specs)
-        self._exponent = exponent
+    def __init__(self, context: BaseContext, empty: Partial) -> None:
+        _, self._header = empty.arrays()
         flat = {
-            str(number): TensorSpec(shape=(spec.size,), dtype=np.dtype(np.int64))
-            for number, spec in enumerate(specs.values())
+            name: TensorSpec(shape=(spec.size,), dtype=np.dtype(np.int64))
+            for number, spec in enumerate(empty.specs.values())
+            for name in dense_arrays(number, narrow=empty.narrow)
         }
         self._sums = SharedArrays(context, flat)
 
     def begin(self) -> Partial:
         """An empty sum in shared memory; called in the worker at the start of a round."""
-        arrays = {f"sums.{number}": array for number, array in self._sums.arrays().items()}
+        arrays = self._sums.arrays()
         for array in arrays.values():
             array.fill(0)
-        _, header = Partial(self._specs, self._exponent).arrays()
-        return Partial.from_arrays(arrays, header)
+        return Partial.from_arrays(arrays, self._header)
 
-    @staticmethod
-    def describe(partial: Partial) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
+    def describe(self, partial: Partial) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
         """The parts of a worker's sum that are not in shared memory."""
         arrays, header = partial.arrays()
-        return header, {n: array for n, array in arrays.items() if n.startswith("weights.")}
+        shared = self._sums.arrays().keys()
+        return header, {n: array for n, array in arrays.items() if n not in shared}
 
-    def end(self, header: Mapping[str, str], weights: Mapping[str, NDArray[Any]]) -> Partial:
+    def end(self, header: Mapping[str, str], others: Mapping[str, NDArray[Any]]) -> Partial:
         """The worker's sum; called in the parent, valid until the worker begins again."""
         covered = {
-            number
+            str(number)
             for number, entry in enumerate(json.loads(header["entries"]))
-            if entry[-1] or f"weights.{number}" in weights
+            if entry[-1] or any(name.startswith(f"weights.{number}") for name in others)
         }
-        arrays = {
-            f"sums.{number}": array
-            for number, array in self._sums.arrays().items()
-            if int(number) in covered
-        }
-        return Partial.from_arrays({**arrays, **weights}, header)
+        arrays = {n: a for n, a in self._sums.arrays().items() if n.split(".")[1] in covered}
+        return Partial.from_arrays({**arrays, **others}, header)

@@ -1,14 +1,15 @@
 """The exact sum of a round: weighted values and weights, added as integers.
 
-A round's result is a weighted mean per coordinate. Each addend is rounded once, to
-`rint(x · w · 2^s)`, and everything after that is integer addition, which is associative: order,
-chunking, sharding over processes, merges and restarts cannot change a bit. docs/exactness.md has
-the error bound and its measurement.
+A round's result is a weighted mean per coordinate. Each product of a value and a weight becomes
+integers, in as many words as its bits need, and everything after that is integer addition, which is
+associative: order, chunking, sharding over processes, merges and restarts cannot change a bit. A
+narrow sum has one word, and rounds each product to `rint(x · w · 2^s)`. docs/exactness.md has the
+error bounds and measurements.
 
 Legend: x a value, w a weight, u = w / WEIGHT_UNIT its integer units, s the round's exponent.
 
 Invariants:
-    - A `Partial` is a commutative monoid under `+`, for equal specs and exponent.
+    - A `Partial` is a commutative monoid under `+`, for equal specs, exponent and width.
     - Only the accumulators are allocated as whole tensors.
     - While every |x| <= max_abs and the weights of all updates stay within max_weight_sum, with s
       from `exponent(max_abs, max_weight_sum)`, no sum can overflow. The caller checks both.
@@ -16,8 +17,9 @@ Invariants:
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -25,7 +27,6 @@ from numpy.typing import NDArray
 
 from fedloom.strategies.exact.coverage import Coverage, Full, Mask, Slice
 from fedloom.strategies.exact.fixed_point import (
-    BLOCK,
     EXPONENT_LIMIT,
     MAX_UNITS,
     MAX_WEIGHT_SUM,
@@ -33,8 +34,21 @@ from fedloom.strategies.exact.fixed_point import (
     WEIGHT_UNIT,
     Ints,
     Scaler,
+    exact_scales,
     exponent,
+    halves,
+    is_wide,
     weight_units,
+)
+from fedloom.strategies.exact.words import (
+    BLOCK,
+    DENSE,
+    MOST_WORDS,
+    WORD_BITS,
+    Floats,
+    Slicer,
+    Words,
+    words_down_to_floor,
 )
 
 __all__ = [
@@ -45,6 +59,7 @@ __all__ = [
     "SCALAR",
     "WEIGHT_UNIT",
     "Coverage",
+    "Floats",
     "Full",
     "Key",
     "Mask",
@@ -52,18 +67,23 @@ __all__ = [
     "Partial",
     "Slice",
     "TensorSpec",
+    "dense_arrays",
     "exponent",
     "weight_units",
 ]
 
 Params: TypeAlias = Mapping[str, NDArray[Any]]
+Read: TypeAlias = Callable[[int], NDArray[Any]]
 Key: TypeAlias = tuple[str, str]
 """(group, tensor)"""
 DELTA: Final = "delta"
 """The group of updates to the parameters: trained minus received."""
 SCALAR: Final = "scalar"
 """The group of single numbers that clients send, by name."""
-Floats: TypeAlias = NDArray[np.float64]
+_HEADROOM: Final = 12
+"""Bits by which word 0 of an exact sum is coarser than 2^-s, so that addends are below 2^50."""
+_WEIGHT_EXPONENT: Final = 20
+"""Of word 0 of the weights per coordinate, in which whole numbers of examples fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,28 +106,32 @@ class _Entry:
 
     def __init__(self, spec: TensorSpec) -> None:
         self.spec = spec
-        self.sums: Ints | None = None  # [size]
+        self.sums: Words | None = None
         self.weight_all = 0  # units that cover every coordinate
-        self.weights: Ints | None = None  # [size], units per coordinate on top of weight_all
+        self.weights: Words | None = None  # weights per coordinate on top of weight_all
 
     def add_weight(self, coverage: Coverage, units: int) -> None:
         if isinstance(coverage, Full):
             self.weight_all += units
             return
         if self.weights is None:
-            self.weights = np.zeros(self.spec.size, np.int64)
-        coverage.add_constant(self.weights, self.spec.shape, units, BLOCK)
+            self.weights = Words(self.spec.size)
+        for number, value in enumerate(_weight_slices(units)):
+            if value:
+                coverage.add_constant(self.weights.word(number), self.spec.shape, value, BLOCK)
+        self.weights.added(1)
 
     def merge(self, other: "_Entry") -> None:
-        self.sums = _sum(self.sums, other.sums)
-        self.weights = _sum(self.weights, other.weights)
+        self.sums = _sum(self.sums, other.sums, self.spec.size)
+        self.weights = _sum(self.weights, other.weights, self.spec.size)
         self.weight_all += other.weight_all
 
     def same(self, other: "_Entry") -> bool:
+        empty = Words(self.spec.size)
         return (
             (self.spec, self.weight_all) == (other.spec, other.weight_all)
-            and _equal(self.sums, other.sums)
-            and _equal(self.weights, other.weights)
+            and (self.sums or empty).same(other.sums or empty)
+            and (self.weights or empty).same(other.weights or empty)
         )
 
 
@@ -119,20 +143,30 @@ class Partial:
     Args:
         specs: the tensors that updates may hold.
         exponent: s, from `exponent()`; the same for all partials of a round.
+        narrow: round each addend to a multiple of 2^-s, in one word; by default sums are exact.
 
     Attributes:
         count: updates in it; the caller counts an update after adding its parts.
     """
 
-    __slots__ = ("_draining", "_entries", "_exponent", "count")
+    __slots__ = ("_base", "_draining", "_entries", "_exponent", "_most", "count", "narrow")
 
-    def __init__(self, specs: Mapping[Key, TensorSpec], exponent: int) -> None:
+    def __init__(
+        self, specs: Mapping[Key, TensorSpec], exponent: int, *, narrow: bool = False
+    ) -> None:
         if not -EXPONENT_LIMIT <= exponent <= EXPONENT_LIMIT:
             raise ValueError(f"Expected an exponent from -900 to 900, got {exponent}.")
         self._entries = {key: _Entry(spec) for key, spec in specs.items()}
         self._exponent = exponent
+        self.narrow = narrow
+        self._base = exponent if narrow else exponent - _HEADROOM  # word 0 has units of 2^-base
+        self._most = 1 if narrow else words_down_to_floor(self._base)
         self._draining = False
         self.count = 0
+
+    def empty(self) -> "Partial":
+        """Return an empty partial of the same round."""
+        return Partial(self.specs, self._exponent, narrow=self.narrow)
 
     @property
     def specs(self) -> dict[Key, TensorSpec]:
@@ -149,7 +183,7 @@ class Partial:
         key: Key,
         coverage: Coverage,
         units: int,
-        read: Callable[[int], NDArray[Any]],
+        read: Read,
         *,
         value_units: int | None = None,
     ) -> None:
@@ -177,14 +211,36 @@ class Partial:
         entry = self._checked(key, coverage, units)
         if entry is None:
             return
-        shape, count = entry.spec.shape, coverage.count(entry.spec.shape)
+        shape = entry.spec.shape
         assert entry.sums is not None
-        view = coverage.view(entry.sums, shape)
-        scaler = Scaler(value_units, self._exponent, min(BLOCK, count))
-        for index, block in coverage.blocks(shape, BLOCK):
-            size = math.prod(block)
-            coverage.accumulate(view, index, scaler.addends(read(size), size).reshape(block))
+        if self.narrow:
+            self._add_rounded(entry.sums, coverage, shape, value_units, read)
+        else:
+            self._add_exactly(entry.sums, coverage, shape, value_units, read)
         entry.add_weight(coverage, units)
+
+    def _add_rounded(
+        self, words: Words, coverage: Coverage, shape: tuple[int, ...], units: int, read: Read
+    ) -> None:
+        view = coverage.view(words.word(0), shape)
+        scaler = Scaler(units, self._base, min(BLOCK, coverage.count(shape)))
+        for index, block in coverage.blocks(shape, BLOCK):
+            values = _checked_values(read, math.prod(block))
+            coverage.accumulate(view, index, scaler.addends(values).reshape(block))
+
+    def _add_exactly(
+        self, words: Words, coverage: Coverage, shape: tuple[int, ...], units: int, read: Read
+    ) -> None:
+        slicer, times = Slicer(words, coverage, shape, self._most), 0
+        for index, block in coverage.blocks(shape, BLOCK):
+            values = _checked_values(read, math.prod(block))
+            parts = halves(values) if is_wide(values.dtype) else (values,)
+            scales = exact_scales(units, self._base, values.dtype)
+            for part in parts:
+                for scale in scales:
+                    slicer.add(index, block, part, scale)
+            times = len(parts) * len(scales)
+        slicer.finish(times)
 
     def add_array(
         self,
@@ -234,7 +290,7 @@ class Partial:
         self.count += other.count
 
     def __add__(self, other: "Partial") -> "Partial":
-        total = Partial(self.specs, self._exponent)
+        total = self.empty()
         total.merge(self)
         total.merge(other)
         return total
@@ -243,7 +299,7 @@ class Partial:
         if not isinstance(other, Partial):
             return NotImplemented
         return (
-            (self._exponent, self.count) == (other.exponent, other.count)
+            (self._exponent, self.narrow, self.count) == (other.exponent, other.narrow, other.count)
             and self.specs == other.specs
             and all(entry.same(other._entry(key)) for key, entry in self._entries.items())  # noqa: SLF001
         )
@@ -266,31 +322,39 @@ class Partial:
         entry = self._entry(key)
         if entry.sums is None:
             return np.zeros(stop - start), False
-        mean = entry.sums[start:stop].astype(np.float64)
+        mean = entry.sums.floats(start, stop)
         if entry.weights is None:
-            mean /= math.ldexp(entry.weight_all, self._exponent - UNIT_BITS)
+            mean /= math.ldexp(entry.weight_all, self._base - UNIT_BITS)
             return mean, True
-        weights = (entry.weights[start:stop] + entry.weight_all).astype(np.float64)
+        weights = entry.weights.floats(start, stop)
+        weights += math.ldexp(entry.weight_all, _WEIGHT_EXPONENT - UNIT_BITS)
         covered = weights > 0
-        weights *= math.ldexp(1.0, self._exponent - UNIT_BITS)
+        weights *= math.ldexp(1.0, self._base - _WEIGHT_EXPONENT)
         np.divide(mean, weights, out=mean, where=covered)
         return mean, covered
 
     def sum_block(self, key: Key, start: int, stop: int) -> Ints:
-        """Return the integer sums of the flat coordinates `start:stop`: Σ rint(x · w · 2^s).
+        """Return the integer sums of a narrow partial: Σ rint(x · w · 2^s) for `start:stop`.
 
         Returns:
             int64 [stop - start], a copy; 0 where no update covers.
+
+        Raises:
+            ValueError: the partial is not narrow.
         """
+        if not self.narrow:
+            raise ValueError(
+                "Expected a narrow partial, whose sums are integers; got an exact one."
+            )
         sums = self._entry(key).sums
-        return np.zeros(stop - start, np.int64) if sums is None else sums[start:stop].copy()
+        return np.zeros(stop - start, np.int64) if sums is None else sums.word(0)[start:stop].copy()
 
     def drain(self) -> "Partial":
         """Move the sums to a partial that frees each tensor's after `finish` has used it.
 
         This partial becomes empty. Without draining, `finish` leaves a partial unchanged.
         """
-        drained = Partial(self.specs, self._exponent)
+        drained = Partial(self.specs, self._exponent, narrow=self.narrow)
         fresh, drained._draining = drained._entries, True
         drained._entries, self._entries = self._entries, fresh
         drained.count, self.count = self.count, 0
@@ -310,14 +374,20 @@ class Partial:
         arrays: dict[str, Ints] = {}
         entries = []
         for number, (key, entry) in enumerate(self._entries.items()):
-            if entry.sums is not None:
-                arrays[f"sums.{number}"] = entry.sums
-            if entry.weights is not None:
-                arrays[f"weights.{number}"] = entry.weights
+            for name, words in (
+                (f"sums.{number}", entry.sums),
+                (f"weights.{number}", entry.weights),
+            ):
+                if words is not None:
+                    words.settle()
+                    found = {_name(name, n): a for n, a in enumerate(words.arrays) if a is not None}
+                    arrays.update(found)
             spec = entry.spec
             entries.append([*key, list(spec.shape), spec.dtype.str, entry.weight_all])
         return arrays, {
             "exponent": str(self._exponent),
+            "width": "narrow" if self.narrow else "exact",
+            "unit_bits": str(UNIT_BITS),
             "count": str(self.count),
             "entries": json.dumps(entries),
         }
@@ -336,13 +406,16 @@ class Partial:
             (group, tensor): TensorSpec(shape=tuple(shape), dtype=np.dtype(dtype))
             for group, tensor, shape, dtype, _ in entries
         }
-        partial = cls(specs, int(header["exponent"]))
+        # Before exact sums, all were narrow, and weights had units of 2^-20.
+        narrow = header.get("width", "narrow") == "narrow"
+        finer = UNIT_BITS - int(header.get("unit_bits", 20))
+        partial = cls(specs, int(header["exponent"]), narrow=narrow)
         partial.count = int(header["count"])
         rest = dict(arrays)
         for number, (entry, row) in enumerate(zip(partial._entries.values(), entries, strict=True)):
-            entry.weight_all = row[-1]
-            entry.sums = _taken(rest.pop(f"sums.{number}", None), entry.spec)
-            entry.weights = _taken(rest.pop(f"weights.{number}", None), entry.spec)
+            entry.weight_all = row[-1] << finer
+            entry.sums = _taken(rest, f"sums.{number}", entry.spec)
+            entry.weights = _taken(rest, f"weights.{number}", entry.spec)
         if rest:
             raise ValueError(f"Expected sums and weights of {len(specs)} tensors, got {[*rest]}.")
         return partial
@@ -364,35 +437,67 @@ class Partial:
         if coverage.count(entry.spec.shape) == 0 and not isinstance(coverage, Full):
             return None
         if entry.sums is None:
-            entry.sums = np.zeros(entry.spec.size, np.int64)
+            entry.sums = Words(entry.spec.size)
         return entry
 
     def _check_same_round(self, other: "Partial") -> None:
-        if self.specs != other.specs or self._exponent != other.exponent:
+        mine, its = (self._exponent, self.narrow), (other.exponent, other.narrow)
+        if self.specs != other.specs or mine != its:
             raise ValueError(
-                f"Expected a partial of the same round ({len(self._entries)} tensors, exponent "
-                f"{self._exponent}), got {len(other.specs)} tensors, exponent {other.exponent}."
+                f"Expected a partial of the same round ({len(self._entries)} tensors, exponent and "
+                f"narrow {mine}), got {len(other.specs)} tensors, {its}."
             )
 
 
-def _sum(a: Ints | None, b: Ints | None) -> Ints | None:
-    if a is None or b is None:
-        return a if b is None else b.copy()
-    np.add(a, b, out=a)
-    return a
+def _checked_values(read: Read, count: int) -> NDArray[Any]:
+    values = read(count)
+    if values.shape != (count,):
+        raise ValueError(f"Expected the next {count} values, 1-D, got shape {values.shape}.")
+    return values
 
 
-def _equal(a: Ints | None, b: Ints | None) -> bool:
-    """Compare; None means zeros."""
-    if a is None or b is None:
-        some = a if b is None else b
-        return some is None or not some.any()
-    return np.array_equal(a, b)
+def _weight_slices(units: int) -> Iterator[int]:
+    """Yield a weight's integer for each word of the sums of weights per coordinate."""
+    rest, unit = Fraction(units) * Fraction(WEIGHT_UNIT), Fraction(1, 1 << _WEIGHT_EXPONENT)
+    while rest:
+        nearest = round(rest / unit)
+        yield nearest
+        rest -= nearest * unit
+        unit /= 1 << WORD_BITS
 
 
-def _taken(array: NDArray[Any] | None, spec: TensorSpec) -> Ints | None:
-    if array is None:
+def _sum(a: Words | None, b: Words | None, size: int) -> Words | None:
+    if b is None:
+        return a
+    total = Words(size) if a is None else a
+    total.merge(b)
+    return total
+
+
+def dense_arrays(number: int, *, narrow: bool) -> list[str]:
+    """Return the names that `arrays` gives the words that every tensor covered has.
+
+    Args:
+        number: of the tensor among the partial's.
+        narrow: whether sums are narrow.
+    """
+    return [_name(f"sums.{number}", word) for word in range(1 if narrow else DENSE)]
+
+
+def _name(of: str, word: int) -> str:
+    """The name of a word's array in a checkpoint: that of word 0 is as before exact sums."""
+    return f"{of}.{word}" if word else of
+
+
+def _taken(arrays: dict[str, NDArray[Any]], of: str, spec: TensorSpec) -> Words | None:
+    """Take a tensor's words out of `arrays`; None if there are none."""
+    numbers = [n for n in range(MOST_WORDS) if _name(of, n) in arrays]
+    if not numbers:
         return None
-    if array.dtype != np.int64 or array.shape != (spec.size,):
-        raise ValueError(f"Expected int64 ({spec.size},), got {array.dtype} {array.shape}.")
-    return np.require(array, requirements=["C", "W"])
+    words: list[Ints | None] = [None] * (numbers[-1] + 1)
+    for number in numbers:
+        array = arrays.pop(_name(of, number))
+        if array.dtype != np.int64 or array.shape != (spec.size,):
+            raise ValueError(f"Expected int64 ({spec.size},), got {array.dtype} {array.shape}.")
+        words[number] = np.require(array, requirements=["C", "W"])
+    return Words(spec.size, words)
