@@ -144,7 +144,7 @@ def test_poisson_rounds_ask_whom_their_coins_draw(tmp_path):
             assert sorted(row.client for row in ledger.cohort(run, number)) == drawn
             assert sorted(row.client for row in ledger.accepted(run, number)) == drawn
             sizes.add(len(drawn))
-        assert len(sizes) >= 3
+        assert len(sizes) >= 2
         wanted = expected(federation, run, 10)
         for name, value in result(federation, run).items():
             np.testing.assert_array_equal(value, wanted[name])
