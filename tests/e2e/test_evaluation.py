@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from fedloom.cli.connection.api_client import Control
+from fedloom.cli.operator.round_view import detail
 from fedloom.cli.operator.run_view import render
 from fedloom.client import Client
 from fedloom.client.testing import check
@@ -17,6 +18,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.server.planning.spec import parse
 from fedloom.simulation.config import build
 from support.agents import Adder, played, result, submit, until
+from support.door import _Connection
 from support.site_cases import cross_entropy, data, linear, made
 
 pytestmark = pytest.mark.e2e
@@ -57,7 +59,9 @@ def test_an_evaluation_run_does_not_change_the_model(tmp_path):
             told = found.evaluation
             assert told["num_examples"] == 4
             assert told["values"]["loss"] == pytest.approx((1 + 2 + 2 * 4) / 4)
-            assert told["quantiles"]["loss"] == {"0": 1.0, "0.5": 2.0, "1": 4.0}
+            assert told["quantiles"]["loss"] == {
+                "0": 1.0, "0.25": 1.5, "0.5": 2.0, "0.75": 3.0, "1": 4.0
+            }  # fmt: skip
             assert set(told["clients"]) == {"a", "b", "c"}
             assert not found.training
         await shown(federation, run)
@@ -82,6 +86,68 @@ async def shown(federation, run):
     assert "2 of 2 rounds" in text
     for words in ("MINIMUM", "MEDIAN", "MAXIMUM", "2.75"):
         assert words in text
+
+
+LOUD = ("loud", 0.001, 1 << 42)
+"""A client that claims more examples than the fleet."""
+
+
+@pytest.mark.parametrize(
+    ("table", "mean"), [({}, 0.00106), ({"metrics": {"max_weight": 2.0}}, 2.0)]
+)
+def test_one_client_decides_no_shown_metric(tmp_path, table, mean):
+    """Weights are limited, and everything that shows a mean outside the quartiles marks it."""
+
+    async def scenario(federation, agents):
+        for name, idea, count in (("a", 2.9, 2), ("b", 2.6, 2), ("c", 2.5, 2), LOUD):
+            await agents.start(name, Judge(idea, count))
+        cohort = {"goal": 4, "quorum": 4}
+        run = await submit(federation, ZEROS, **only(rounds=1, cohort=cohort, **table))
+        await federation.ended(run)
+        marked = not table
+        (found,) = federation.ledger.list_rounds(run)
+        assert found.evaluation["values"]["loss"] == pytest.approx(mean, rel=1e-2)
+        assert found.evaluation.get("disagree") == (["loss"] if marked else None)
+        control, digest = Control(federation.directory), found.model_in
+        seen = await asyncio.to_thread(control.get, "runs", run, "rounds", "1")
+        assert "median 2.55, half of the clients 1.875 to 2.675" in written(detail(seen))
+        assert ("disagrees" in written(detail(seen))) == marked
+        status = await asyncio.to_thread(control.get, "runs", run)
+        assert ("median 2.55: disagrees" in written(render(status, rows=None))) == marked
+        preview = await asyncio.to_thread(
+            control.post, "models", digest, "promote", body={}, preview="true"
+        )
+        assert ("loss 0.001061 (median 2.55)" in preview["consequence"]) == marked
+        for path, words in (
+            (f"/runs/{run}", "disagrees with the mean"),
+            (f"/runs/{run}/rounds", "median 2.55"),
+            (f"/runs/{run}/rounds/1", "mean and median disagree"),
+            (f"/models/{digest}", "mean and median disagree"),
+        ):
+            text = await asyncio.to_thread(page, federation, path)
+            assert (words in text) == marked, path
+            assert "2.55" in text or path.endswith("/rounds")
+
+    played(tmp_path, scenario)
+
+
+def written(shown):
+    """What a wide terminal shows."""
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(shown)
+    return console.export_text()
+
+
+def page(federation, path):
+    """A page of the console."""
+    connection = _Connection(federation.directory / "control.sock")
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    try:
+        assert answer.status == 200
+        return answer.read().decode()
+    finally:
+        connection.close()
 
 
 def test_a_client_that_only_evaluates_declines_training(tmp_path):

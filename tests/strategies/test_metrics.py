@@ -1,6 +1,7 @@
 """Metrics are averaged by examples and spread over clients, independent of the order."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -44,6 +45,22 @@ def test_a_sum_past_float64_is_nan():
     assert math.isnan(weighted_mean([(1, {"loss": 1e308}), (1, {"loss": 1e308})])["loss"])
 
 
+def test_a_weight_is_limited():
+    """The oracle is rational arithmetic."""
+    items = [(1 << 42, {"loss": 0.001}), (300, {"loss": 2.0}), (100, {"loss": 4.0})]
+    limit = Fraction(250)
+    weights = [min(Fraction(count), limit) for count, _ in items]
+    total = sum(w * Fraction(v["loss"]) for w, (_, v) in zip(weights, items, strict=True))
+    assert weighted_mean(items, 250.0)["loss"] == pytest.approx(float(total / sum(weights)))
+    assert weighted_mean(items)["loss"] == pytest.approx(0.001, rel=1e-3)
+
+
+@given(reports, st.floats(1e-3, 1e12), st.randoms())
+def test_order_does_not_change_a_bit_of_a_limited_mean(items, limit, random):
+    shuffled = random.sample(items, len(items))
+    assert repr(weighted_mean(items, limit)) == repr(weighted_mean(shuffled, limit))
+
+
 def test_a_negative_number_of_examples_is_refused():
     with pytest.raises(ValueError, match="num_examples >= 0"):
         weighted_mean([(-1, {})])
@@ -79,9 +96,10 @@ def test_a_summary_by_hand():
     assert found["values"]["accuracy"] == pytest.approx((4 + 3 + 1 + 0.5) / 11)
     assert math.isnan(found["values"]["loss"])
     assert found["quantiles"] == {
-        "accuracy": {"0.25": 0.5, "0.5": 0.5},
-        "loss": {"0.25": 1.5, "0.5": 2.0},
+        "accuracy": {"0.25": 0.5, "0.5": 0.5, "0.75": 1.0},
+        "loss": {"0.25": 1.5, "0.5": 2.0, "0.75": 3.0},
     }
+    assert found["disagree"] == ["loss"]
     assert found["histograms"] == {
         "accuracy": {"edges": [0.0, 0.5, 1.0], "counts": [1, 4]},
         "loss": {"edges": [1.0, 2.5, 4.0], "counts": [2, 1]},
@@ -98,6 +116,42 @@ def test_order_does_not_change_a_bit_of_a_summary(items, random):
     assert repr(summarize(random.sample(clients, len(clients)), EVERYTHING)) == repr(
         summarize(clients, EVERYTHING)
     )
+
+
+def fleet(*others):
+    """Nine clients with losses around 2, and others."""
+    return [("c", 100, {"loss": 1.96 + place / 100}) for place in range(9)] + list(others)
+
+
+@pytest.mark.parametrize(
+    ("clients", "disagree"),
+    [
+        (fleet(), False),
+        (fleet(("x", 100, {"loss": 0.001})), True),
+        (fleet(("x", 100, {"loss": 1.8})), False),  # 1.98, the first quartile
+        (fleet(("x", 1 << 42, {"loss": 0.001})), True),
+        (fleet(("x", 1 << 42, {"loss": 2.0})), False),
+        (fleet(("x", 1, {"loss": math.nan})), True),
+        ([("a", 1, {"loss": 0.0}), ("b", 100, {"loss": 1.0})], False),  # nobody is the outlier
+        ([("a", 3, {"loss": 0.1})] * 7, False),  # rounding is no disagreement
+    ],
+)
+def test_a_mean_outside_the_quartiles_disagrees(clients, disagree):
+    """With any limit of weights; the oracle of quartiles is numpy."""
+    found = summarize(clients, MetricsSettings(quantiles=(), max_weight=2.0**18))
+    assert found.get("disagree", []) == ["loss"] * disagree
+    values = [v["loss"] for _, _, v in clients if math.isfinite(v["loss"])]
+    expected = np.quantile(values, [0.25, 0.5, 0.75])
+    assert list(found["quantiles"]["loss"].values()) == pytest.approx(list(expected))
+
+
+@given(st.floats(-1e6, 1e6), st.integers(1, 1 << 62))
+def test_fewer_than_a_quarter_of_the_clients_do_not_move_the_quartiles_beyond_the_others(
+    value, claimed
+):
+    clients = [*fleet(), ("x", claimed, {"loss": value}), ("y", claimed, {"loss": value})]
+    quartiles = summarize(clients, MetricsSettings())["quantiles"]["loss"]
+    assert all(1.96 <= quartiles[share] <= 2.04 for share in ("0.25", "0.5", "0.75"))
 
 
 @given(ordered, st.floats(0, 1))
@@ -137,7 +191,7 @@ def test_disabled_metrics_are_not_computed():
     assert summarize(poison, MetricsSettings(enabled=False)) == {"num_examples": 2, "values": {}}
     only = MetricsSettings(mean=False, quantiles=(), per_client=True)
     assert summarize([("a", 2, {"loss": 1.0})], only).keys() == {
-        "num_examples", "values", "clients",
+        "num_examples", "values", "clients", "quantiles",
     }  # fmt: skip
     assert summarize([], EVERYTHING) == {}
     assert summarize([("a", 0, {"loss": 1.0})], EVERYTHING) == {}

@@ -3,7 +3,13 @@
 Results do not depend on the order of reports. A non-finite metric never ends a round: its mean is
 NaN, and quantiles and histograms leave it out and count it.
 
-Source for quantiles: Hyndman and Fan 1996, "Sample Quantiles in Statistical Packages", type 7.
+A client's number of examples is its own claim. Its weight in a mean is limited, and a mean is
+flagged if it disagrees with the clients' median: if it is outside the quartiles, over at least
+`LEAST_CLIENTS` clients. Quartiles count every client once, and a quarter of the clients cannot
+move them beyond the values of the others.
+
+Sources: for quantiles, Hyndman and Fan 1996, "Sample Quantiles in Statistical Packages", type 7;
+for their breakdown point, Huber and Ronchetti 2009, "Robust Statistics", section 1.4.
 """
 
 import math
@@ -13,10 +19,17 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeAlias
 
-from fedloom.strategies.checks import check_count, check_share
+from fedloom.strategies.checks import check_count, check_number, check_share
 
 Report: TypeAlias = tuple[str, int, Mapping[str, float]]
 """(client, num_examples, {metric: value})."""
+
+QUARTILES = (0.25, 0.5, 0.75)
+"""Quantiles that are always kept: the median and the interquartile range."""
+LEAST_CLIENTS = 3
+"""With fewer, no client is outside the others."""
+_ROUNDING = 1e-9
+"""Share of a value by which a mean of equal values may be off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +39,10 @@ class MetricsSettings:
     Attributes:
         enabled: False keeps only the number of examples.
         mean: means weighted by examples.
-        quantiles: over clients, each counting once; shares from 0 to 1, ascending.
+        quantiles: over clients, each counting once; shares from 0 to 1, ascending; beside
+            `QUARTILES`.
+        max_weight: largest weight of one client in a mean, > 0; None for any. A run sets it to its
+            own `max_weight` by default.
         bins: of a histogram over clients, of equal width from the least to the largest; 0 for none.
         per_client: whether to keep every client's values, by name.
 
@@ -40,6 +56,7 @@ class MetricsSettings:
     quantiles: Sequence[float] = (0.1, 0.5, 0.9)
     bins: int = 0
     per_client: bool = False
+    max_weight: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("enabled", "mean", "per_client"):
@@ -53,6 +70,8 @@ class MetricsSettings:
         if list(self.quantiles) != sorted(set(self.quantiles)):
             raise ValueError(f"Expected different quantiles, ascending, got {self.quantiles}.")
         check_count("bins", self.bins, at_least=0)
+        if self.max_weight is not None:
+            check_number("max_weight", self.max_weight, above=0)
 
 
 def summarize(reports: Iterable[Report], settings: MetricsSettings) -> dict[str, Any]:
@@ -63,10 +82,12 @@ def summarize(reports: Iterable[Report], settings: MetricsSettings) -> dict[str,
         settings: metrics to keep.
 
     Returns:
-        Empty without reports; else `num_examples` and `values`, the means by metric; and on request
-        `quantiles`, by metric and share (`{"loss": {"0.5": 0.3}}`), `histograms`, by
-        metric (`{"loss": {"edges": [...], "counts": [...]}}`, one edge more than counts),
-        `not_finite`, how many clients' values those two left out, and `clients`.
+        Empty without reports; else `num_examples`, as the clients reported them, and `values`, the
+        means by metric; `quantiles`, by metric and share (`{"loss": {"0.5": 0.3}}`);
+        `disagree`, the metrics whose mean disagrees with the median, if any; `not_finite`, how
+        many clients' values quantiles and histograms left out, if any; and on request
+        `histograms`, by metric (`{"loss": {"edges": [...], "counts": [...]}}`, one edge more than
+        counts), and `clients`.
     """
     kept = [report for report in reports if report[1] > 0]
     if not kept:
@@ -75,9 +96,15 @@ def summarize(reports: Iterable[Report], settings: MetricsSettings) -> dict[str,
     if not settings.enabled:
         return found
     if settings.mean:
-        found["values"] = weighted_mean((count, values) for _, count, values in kept)
-    if settings.quantiles or settings.bins:
-        found |= _distributions(kept, settings)
+        found["values"] = weighted_mean(
+            ((count, values) for _, count, values in kept), settings.max_weight
+        )
+    ordered, not_finite = _by_metric(kept)
+    found |= _distributions(ordered, settings)
+    if not_finite:
+        found["not_finite"] = not_finite
+    if differ := [n for n, mean in found["values"].items() if disagrees(mean, ordered[n])]:
+        found["disagree"] = differ
     if settings.per_client:
         found["clients"] = {
             client: {"num_examples": count, "values": dict(values)}
@@ -86,7 +113,26 @@ def summarize(reports: Iterable[Report], settings: MetricsSettings) -> dict[str,
     return found
 
 
-def weighted_mean(reports: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
+def disagrees(mean: float, ordered: Sequence[float]) -> bool:
+    """Whether a mean disagrees with the median: it is outside the quartiles, or not finite.
+
+    >>> disagrees(0.001, [2.0, 2.1, 2.2, 2.4, 2.5])
+    True
+
+    Args:
+        mean: over clients.
+        ordered: their finite values, ascending.
+    """
+    if len(ordered) < LEAST_CLIENTS:
+        return False
+    low, _, high = (quantile(ordered, share) for share in QUARTILES)
+    slack = _ROUNDING * max(abs(low), abs(high))
+    return not low - slack <= mean <= high + slack
+
+
+def weighted_mean(
+    reports: Iterable[tuple[int, Mapping[str, float]]], max_weight: float | None = None
+) -> dict[str, float]:
     """Return the mean of each metric over the reports that have it, weighted by their examples.
 
     The sums are exact (`math.fsum` of products that are rounded once each), so any order of the
@@ -95,6 +141,7 @@ def weighted_mean(reports: Iterable[tuple[int, Mapping[str, float]]]) -> dict[st
 
     Args:
         reports: `(num_examples, {name: value})` of each client, num_examples >= 0.
+        max_weight: limit of a client's weight, > 0; None for none.
 
     Returns:
         Each metric that a client reported over at least one example, sorted by name.
@@ -103,15 +150,18 @@ def weighted_mean(reports: Iterable[tuple[int, Mapping[str, float]]]) -> dict[st
         ValueError: a number of examples is negative.
     """
     products: dict[str, list[float]] = {}
-    examples: dict[str, int] = {}
+    weights: dict[str, list[float]] = {}
     for num_examples, values in reports:
         if num_examples < 0:
             raise ValueError(f"Expected num_examples >= 0, got {num_examples}.")
+        weight = num_examples if max_weight is None else min(num_examples, max_weight)
         for name, value in values.items():
-            products.setdefault(name, []).append(num_examples * value)
-            examples[name] = examples.get(name, 0) + num_examples
+            products.setdefault(name, []).append(weight * value)
+            weights.setdefault(name, []).append(weight)
     return {
-        name: _sum(products[name]) / examples[name] for name in sorted(products) if examples[name]
+        name: _sum(products[name]) / math.fsum(weights[name])
+        for name in sorted(products)
+        if any(weights[name])
     }
 
 
@@ -154,21 +204,29 @@ def histogram(ordered: Sequence[float], bins: int) -> tuple[list[float], list[in
     return [low, *inner, high], counts
 
 
-def _distributions(kept: Sequence[Report], settings: MetricsSettings) -> dict[str, Any]:
-    """Quantiles and histograms of each metric over the clients that reported it."""
+def _by_metric(kept: Sequence[Report]) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """The finite values of each metric, ascending, and how many are not finite if any are."""
     by_name: dict[str, list[float]] = {}
     for _, _, values in kept:
         for name, value in values.items():
             by_name.setdefault(name, []).append(value + 0.0)  # -0.0 and 0.0 sort as they came
     ordered = {name: sorted(filter(math.isfinite, by_name[name])) for name in sorted(by_name)}
     lacking = {name: len(by_name[name]) - len(ordered[name]) for name in ordered}
-    found: dict[str, Any] = {}
-    if settings.quantiles:
-        found["quantiles"] = {
-            name: {f"{share:g}": quantile(values, share) for share in settings.quantiles}
+    return ordered, {name: count for name, count in lacking.items() if count}
+
+
+def _distributions(
+    ordered: Mapping[str, Sequence[float]], settings: MetricsSettings
+) -> dict[str, Any]:
+    """Quantiles and histograms of each metric over the clients that reported it."""
+    shares = sorted({*settings.quantiles, *QUARTILES})
+    found: dict[str, Any] = {
+        "quantiles": {
+            name: {f"{share:g}": quantile(values, share) for share in shares}
             for name, values in ordered.items()
             if values
         }
+    }
     if settings.bins:
         histograms = {
             n: histogram(values, settings.bins) for n, values in ordered.items() if values
@@ -176,8 +234,6 @@ def _distributions(kept: Sequence[Report], settings: MetricsSettings) -> dict[st
         found["histograms"] = {
             name: {"edges": edges, "counts": counts} for name, (edges, counts) in histograms.items()
         }
-    if any(lacking.values()):
-        found["not_finite"] = {name: count for name, count in lacking.items() if count}
     return found
 
 

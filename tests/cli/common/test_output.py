@@ -52,6 +52,23 @@ def test_metrics_are_sorted_by_name():
     assert output.metrics(None) == output.metrics({}) == ""
 
 
+def test_a_mean_that_disagrees_is_marked():
+    """On request with the quartiles of all metrics; rounds of earlier versions have none."""
+    measured = {
+        "values": {"loss": 0.001, "accuracy": 0.5},
+        "quantiles": {
+            "loss": {"0.25": 1.5, "0.5": 2.0, "0.75": 3.0},
+            "accuracy": {"0.1": 0.2, "0.5": 0.5, "0.9": 0.8},
+        },
+        "disagree": ["loss"],
+    }
+    assert output.metrics(measured) == "accuracy 0.5  loss 0.001 (median 2: disagrees)"
+    wide = "loss 0.001 (median 2, half of the clients 1.5 to 3: disagrees)"
+    assert output.metrics(measured, spread=True) == f"accuracy 0.5  {wide}"
+    assert output.metric(measured, "accuracy") == "0.5"
+    assert output.metric(measured, "f1") == "-"
+
+
 def test_tables_show_whole_cells_as_plain_text(capsys, monkeypatch):
     """Brackets in cells are not markup, and a narrow terminal truncates nothing."""
     monkeypatch.setenv("COLUMNS", "20")

@@ -22,6 +22,7 @@ from fedloom.protocol.codecs import CODECS
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.container import write_file
 from fedloom.server.engine import Phase, RoundState, RunState
+from fedloom.simulation.output.history import spread_of
 from fedloom.simulation.training.simulator import Simulation
 from fedloom.simulation.wire.clients import KernelClient
 from fedloom.simulation.workers.setup import make_kernel
@@ -314,6 +315,9 @@ def test_a_simulation_and_a_deployment_end_with_the_same_model(part, situation, 
     assert [r.accepted for r in rounds] == [r.accepted for r in records]
     assert measured(r.evaluation for r in rounds) == [r.evaluation for r in records]
     assert measured(r.training for r in rounds) == [r.training for r in records]
+    assert [spread_of(r.training or {}, r.evaluation or {}) for r in rounds] == [
+        r.spread for r in records
+    ]
     assert [examples(r.training) for r in rounds] == [r.examples for r in records]
     assert [(r.privacy or {}).get("epsilon") for r in rounds] == [r.epsilon for r in records]
     assert run.model == digest

@@ -210,7 +210,32 @@ def ahead(at: float | None) -> str:
     return f"in {duration(left)}" if left > 0 else f"{duration(-left)} ago"
 
 
-def metrics(measured: dict[str, Any] | None) -> str:
-    """Metrics by name: `accuracy 0.9712  loss 0.1034`."""
-    values = (measured or {}).get("values") or {}
-    return "  ".join(f"{escape(name)} {value:.4g}" for name, value in sorted(values.items()))
+def metrics(measured: dict[str, Any] | None, *, spread: bool = False) -> str:
+    """Metrics by name: `accuracy 0.9712  loss 0.1034`; with medians where means disagree.
+
+    Args:
+        measured: a round's training or evaluation; None for nothing.
+        spread: with median and quartiles of each metric.
+    """
+    found = measured or {}
+    return "  ".join(
+        f"{escape(name)} {metric(found, name, spread=spread)}"
+        for name in sorted(found.get("values") or {})
+    )
+
+
+def metric(found: dict[str, Any], name: str, *, spread: bool = False) -> str:
+    """One of a round's metrics, as `metrics` shows it; a dash if it was not measured."""
+    value = (found.get("values") or {}).get(name)
+    return "-" if value is None else f"{value:.4g}{_middle(found, name, spread=spread)}"
+
+
+def _middle(found: dict[str, Any], name: str, *, spread: bool) -> str:
+    """The median and the quartiles of a metric, and whether the mean is outside them."""
+    quantiles = (found.get("quantiles") or {}).get(name, {})
+    differs = name in found.get("disagree", ())
+    if "0.25" not in quantiles or not (spread or differs):
+        return ""
+    low, median, high = (f"{quantiles[share]:.4g}" for share in ("0.25", "0.5", "0.75"))
+    half = f", half of the clients {low} to {high}" if spread else ""
+    return f" (median {median}{half}{': disagrees' if differs else ''})"

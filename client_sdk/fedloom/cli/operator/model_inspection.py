@@ -144,12 +144,12 @@ def compare(models: tuple[str, ...], directory: Path) -> None:
 
 
 def _show_comparison(models: list[dict[str, Any]]) -> None:
-    measured = [(m["evaluations"] or [{"values": {}}])[-1]["values"] for m in models]
-    names = sorted({name for values in measured for name in values})
+    measured = [(m["evaluations"] or [{"values": {}}])[-1] for m in models]
+    names = sorted({name for found in measured for name in found["values"]})
     rows = []
-    for m, values in zip(models, measured, strict=True):
+    for m, found in zip(models, measured, strict=True):
         origin = (m["origins"] or [{"run": "-", "round": 0}])[-1]
-        numbers = [output.or_dash(values.get(name), output.four_digits) for name in names]
+        numbers = [output.metric(found, name) for name in names]
         promoted = output.moment(m["promoted_at"][0]) if m["promoted_at"] else "-"
         rows.append((m["digest"][:12], output.escape(origin["run"]), str(origin["round"]),
                      promoted, *numbers))  # fmt: skip

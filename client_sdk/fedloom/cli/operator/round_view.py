@@ -55,7 +55,7 @@ def detail(found: dict[str, Any]) -> RenderableType:
     parts += [
         Text.from_markup(f"{what}: {measured}")
         for what in ("training", "evaluation")
-        if (measured := output.metrics(found[what]))
+        if (measured := output.metrics(found[what], spread=True))
     ]
     if found["members"]:
         parts += [Text(), _members(found["members"])]

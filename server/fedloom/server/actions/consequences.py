@@ -104,6 +104,25 @@ def rollback_words(run: RunRow, point: Point) -> str:
     return words
 
 
+def evaluation_words(evaluation: Mapping[str, Any]) -> str:
+    """A warning about means of an evaluation that disagree with the clients' medians; or nothing.
+
+    Args:
+        evaluation: a summary of clients' metrics; see `fedloom.strategies.summarize`.
+    """
+    quantiles = evaluation.get("quantiles", {})
+    doubted = [
+        f"{name} {evaluation['values'][name]:.4g} (median {quantiles[name]['0.5']:.4g})"
+        for name in evaluation.get("disagree", ())
+    ]
+    if not doubted:
+        return ""
+    return (
+        f" In its last evaluation means disagree with the clients' medians: {', '.join(doubted)}. "
+        "One client, or a few, may decide them."
+    )
+
+
 def _counted(numbers: tuple[int, ...]) -> str:
     if len(numbers) == 1:
         return f"Round {numbers[0]} is"

@@ -9,13 +9,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 KINDS = ("training", "evaluation")
+MEDIAN = "0.5"
+"""Name of the median among quantiles."""
 
 TAIL = 12
 """Rounds in a page's live part, more than a page can miss between two."""
 
 Curves = dict[str, Any]
-"""`number` and `at` (seconds since the epoch); by kind and metric `mean`, and `low` and `high` if
-the run keeps quantiles; `epsilon` of private runs."""
+"""`number` and `at` (seconds since the epoch); by kind and metric `mean`, `low` and `high`, the
+outermost quantiles, `median`, and `disagree`, whether mean and median do; `epsilon` of private
+runs."""
 
 
 class RoundMeasures(Protocol):
@@ -62,10 +65,12 @@ def metrics(found: Curves) -> list[str]:
     return sorted({name for kind in KINDS for name in found[kind]}, key=_rank)
 
 
-def latest(found: Curves, kind: str, name: str) -> float | None:
-    """The last value of a curve; None if it has none."""
-    values = found[kind].get(name, {}).get("mean", [])
-    return next((value for value in reversed(values) if value is not None), None)
+def latest(found: Curves, kind: str, name: str, column: str = "mean") -> Any:
+    """The value of a curve's column in the last round that has a mean; None if it has none."""
+    curve = found[kind].get(name, {})
+    places = (n for n, mean in reversed(list(enumerate(curve.get("mean", ())))) if mean is not None)
+    place = next(places, None)
+    return None if place is None or column not in curve else curve[column][place]
 
 
 def _rank(name: str) -> tuple[int, str]:
@@ -73,13 +78,18 @@ def _rank(name: str) -> tuple[int, str]:
     return (order.index(name) if name in order else len(order), name)
 
 
-def _curve(name: str, measured: list[Mapping[str, Any]]) -> dict[str, list[float | None]]:
-    curve = {"mean": [_finite(m.get("values", {}).get(name)) for m in measured]}
+def _curve(name: str, measured: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    curve: dict[str, list[Any]] = {
+        "mean": [_finite(m.get("values", {}).get(name)) for m in measured]
+    }
     spread = [m.get("quantiles", {}).get(name, {}) for m in measured]
     shares = sorted({share for s in spread for share in s}, key=float)
     if len(shares) > 1:
         curve["low"] = [_finite(s.get(shares[0])) for s in spread]
         curve["high"] = [_finite(s.get(shares[-1])) for s in spread]
+    if MEDIAN in shares:
+        curve["median"] = [_finite(s.get(MEDIAN)) for s in spread]
+        curve["disagree"] = [name in m.get("disagree", ()) for m in measured]
     return curve
 
 

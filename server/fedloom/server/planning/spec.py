@@ -248,8 +248,10 @@ class RunSpec:
         return select_by(self.build_selection(), self.seed, number, history, deadline_s)
 
     def metrics_settings(self) -> MetricsSettings:
-        """The metrics that are kept of clients."""
-        return call(MetricsSettings, self.metrics, table="metrics")
+        """The metrics that are kept of clients; a client weighs at most as in the model."""
+        return call(
+            MetricsSettings, {"max_weight": self.max_weight, **self.metrics}, table="metrics"
+        )
 
     def local_training(self) -> LocalTraining:
         """The clients' local training in a round."""

@@ -40,6 +40,12 @@ class Evaluation(BaseModel):
     round: int
     num_examples: float | None
     values: dict[str, Any]
+    quantiles: Annotated[
+        dict[str, dict[str, float]], Field(description="over clients, by metric and share")
+    ]
+    disagree: Annotated[
+        list[str], Field(description="metrics whose mean is outside the clients' quartiles")
+    ]
 
 
 class ModelDetail(BaseModel):
@@ -110,6 +116,8 @@ async def model_detail(context: ConsoleContext, digest: str) -> ModelDetail:
                 round=row.number,
                 num_examples=row.evaluation.get("num_examples"),
                 values=row.evaluation.get("values", {}),
+                quantiles=row.evaluation.get("quantiles", {}),
+                disagree=row.evaluation.get("disagree", []),
             )
             for row in found[digest]
         ],

@@ -91,6 +91,10 @@ class Curve(BaseModel):
         list[float | None] | None, Field(description="the lowest of the run's quantiles")
     ] = None
     high: list[float | None] | None = None
+    median: list[float | None] | None = None
+    disagree: Annotated[
+        list[bool] | None, Field(description="whether the mean is outside the clients' quartiles")
+    ] = None
 
 
 class CurvesView(BaseModel):

@@ -63,8 +63,10 @@ class RoundView(BaseModel):
     training: Annotated[
         dict[str, Any] | None,
         Field(
-            description="num_examples and values, the weighted means; by the run's [metrics] also "
-            "quantiles, histograms, not_finite (values that these two exclude) and clients"
+            description="num_examples and values, the weighted means; quantiles over clients, with "
+            "the quartiles; disagree, the metrics whose mean is outside the quartiles; by the "
+            "run's [metrics] also histograms, not_finite (values that quantiles and histograms "
+            "exclude) and clients"
         ),
     ]
     evaluation: Annotated[dict[str, Any] | None, Field(description="the same, of model_in")]

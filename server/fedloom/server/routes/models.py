@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
 from fedloom.server.access.scopes import Operator, Viewer
+from fedloom.server.actions.consequences import evaluation_words
 from fedloom.server.http.dependencies import FAULTS, Context, Preview
 from fedloom.server.http.head_requests import HEAD_ONLY
 from fedloom.server.ledger.rows import values
@@ -192,6 +193,8 @@ async def promote(
     )
     if last is not None and (last.run, last.digest) == (model.run, digest):
         words = f"The model {digest[:12]} of {model.run} is already promoted: nothing changes."
+    found = await context.in_ledger(ledger.evaluations, [digest])
+    words += evaluation_words(found[digest][-1].evaluation if found[digest] else {})
     if preview:
         return Promoted(promotion=None, changed=False, consequence=words)
     detail = {"run": model.run, "round": model.round, "note": wish.note}

@@ -96,7 +96,9 @@ def row(record: RoundRecord) -> dict[str, str]:
     for group in _GROUPS:
         found: Mapping[str, float] = getattr(record, group)
         values |= {f"{group}.{name}": value for name, value in found.items()}
-        quantiles = record.spread.get(group, {}).get("quantiles", {})
+        spread = record.spread.get(group, {})
+        values[f"{group}.disagree"] = " ".join(spread.get("disagree", ()))
+        quantiles = spread.get("quantiles", {})
         for name, shares in quantiles.items():
             values |= {f"{group}.{name}.q{share}": value for share, value in shares.items()}
     if record.epsilon is not None:
