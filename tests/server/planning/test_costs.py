@@ -137,7 +137,7 @@ def container(**tensors):
     """The length of a safetensors file, computed by its specification."""
     header, start = {}, 0
     for name, (dtype, shape) in tensors.items():
-        stop = start + math.prod(shape) * {"F32": 4, "I8": 1}[dtype]
+        stop = start + math.prod(shape) * {"F64": 8, "F32": 4, "I8": 1}[dtype]
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header, separators=(",", ":"))
@@ -170,6 +170,20 @@ def test_an_update_is_a_container_with_its_header():
     int8 = described(compression={"up": {"name": "int8"}})
     assert costs.upload_bytes(int8, model) == container(**coded)
     assert costs.upload_bytes(described(RoundKind.EVALUATE), model) == 0
+
+
+def test_a_private_update_has_no_integers():
+    """They stay as the server sent them; otherwise they are sent as differences of float64."""
+    dtypes = {"count": "I64", "weight": "F32"}
+    specs = {
+        "count": TensorSpec(shape=(), dtype=np.dtype(np.int64)),
+        "weight": TensorSpec(shape=(30,), dtype=np.dtype(np.float32)),
+    }
+    model = Manifest(dtypes=dtypes, specs=specs, size_bytes=10**6)
+    private = described(**parts.parts()["privacy", "dp_fedavg"])
+    assert costs.upload_bytes(private, model) == container(**{"0": ("F32", (30,))})
+    both = {"0": ("F64", ()), "1": ("F32", (30,))}
+    assert costs.upload_bytes(described(), model) == container(**both)
 
 
 def step(base, size):

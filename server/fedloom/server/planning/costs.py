@@ -20,7 +20,7 @@ from fedloom.protocol.task_description import DifferenceRef, TaskDescription
 from fedloom.protocol.tensors.container import TensorEntry, build_header
 from fedloom.protocol.tensors.model_differences import first_step
 from fedloom.protocol.updates.compression import array_name
-from fedloom.strategies import Personal, RoundSettings
+from fedloom.strategies import DELTA, Personal, RoundSettings
 
 Counts = NDArray[np.int64]
 
@@ -73,21 +73,32 @@ def upload_bytes(
     """
     if not task.train:
         return 0
+    entries: list[TensorEntry] = []
+    for number, name in enumerate(_parts(task, manifest, trainable)):
+        shape = (boxes or {}).get(name, manifest.specs[name].shape)
+        entries += _arrays(task, f"{number}", manifest.wire_dtype(name), shape)
+    return build_header(entries)[1].size_bytes if entries else 0
+
+
+def _parts(
+    task: TaskDescription, manifest: Manifest, trainable: Collection[str] | None
+) -> list[str]:
+    """The tensor of each part of a body, in order."""
     specs, rule = manifest.specs, task.rule
     sent = task.settings.tensors(specs.keys() - task.personal.kept(specs), task.seed)
-    names = [name for name in specs if name in sent]
+    parts = [(DELTA, name) for name in specs if name in sent]
     if not (rule.is_elementary or rule.picks):
 
         def has_gradient(name: str) -> bool:
-            return specs[name].dtype.kind == "f" and (trainable is None or name in trainable)
+            return manifest.is_float(name) and (trainable is None or name in trainable)
 
-        names.sort(key=has_gradient)  # as `apply_rule` orders them
-        names = [n for n in names for _ in range(len(rule.groups) if has_gradient(n) else 1)]
-    entries: list[TensorEntry] = []
-    for number, name in enumerate(names):
-        shape = (boxes or {}).get(name, specs[name].shape)
-        entries += _arrays(task, f"{number}", manifest.wire_dtype(name), shape)
-    return build_header(entries)[1].size_bytes if entries else 0
+        # As `apply_rule` orders them.
+        parts = [part for part in parts if not has_gradient(part[1])] + [
+            (group, name) for _, name in parts if has_gradient(name) for group in rule.groups
+        ]
+    if task.privacy is not None:  # as `Guard.protect` sends them
+        parts = sorted((group, name) for group, name in parts if manifest.is_float(name))
+    return [name for _, name in parts]
 
 
 def _arrays(
