@@ -79,7 +79,7 @@ def summary(outcome: DemoResult) -> RenderableType:
         [
             "centralised",
             words.metric("accuracy", baselines.centralised[-1]),
-            f"all examples in one place: {_points(outcome.difference)} the federated model",
+            f"all examples in one place, {_points(outcome.difference)} federated",
         ],
     ]
     for client, accuracy in baselines.alone.items():
