@@ -46,6 +46,22 @@ def stored(encoded, method):
     return {r: ArrayInfo(dtype or dtype_name(a.dtype), a.shape) for r, a in encoded.arrays.items()}
 
 
+@BY_NAME
+@given(shape=st.lists(st.integers(1, 40), max_size=3).map(tuple), seed=st.integers(0, 9))
+def test_the_layout_is_that_of_the_encoding(method, shape, seed):
+    """Exactly, but for the gain of `lossless` and the width of the gaps of `top_k`."""
+    if not method.applies(shape):
+        return
+    encoded = method.encode(made(shape, seed), shape, seed, {})
+    found, planned = stored(encoded, method), method.layout(shape)
+    assert tuple(planned) in method.forms
+    if method.name in {"lossless", "top_k"}:
+        assert method.size_bytes(shape) == pytest.approx(encoded.size_bytes, rel=0.35, abs=32)
+        return
+    assert list(found.items()) == list(planned.items())
+    assert method.size_bytes(shape) == encoded.size_bytes
+
+
 def inspected(method, shape, arrays, declared, step=1 << 20):
     """All values that an inspector yields, for arrays in chunks of `step` items."""
     method.check(shape, declared)

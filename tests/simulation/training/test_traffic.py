@@ -99,6 +99,25 @@ def test_a_model_is_downloaded_once():
     assert {record.bytes_up for record in records} == {0}
 
 
+def test_a_client_of_a_buffer_downloads_each_model_once():
+    """A client that has the newest model downloads nothing."""
+    speeds = {"distribution": "choice", "values": [10.0, 1000.0]}
+    made = experiment(
+        data=population(sizes=(SIZE,) * CLIENTS),
+        rounds=6,
+        cohort={"mode": "buffered", "concurrency": CLIENTS, "goal": 5},
+        devices=Devices.build({**SPEEDS, "compute_examples_per_s": speeds}, CLIENTS, 0),
+    )
+    simulation = Simulation(made)
+    records = list(simulation.rounds())
+    simulation.close()
+    model = simulation.worker_setup.manifest.size_bytes
+    assert {r.bytes_up / r.accepted for r in records} == {records[0].bytes_up / 5}
+    assert records[0].bytes_down == CLIENTS * model  # the initial model, for each client once
+    assert all(0 < r.bytes_down <= CLIENTS * model for r in records)
+    assert sum(r.bytes_down for r in records) < sum(r.accepted for r in records) * model + 6 * model
+
+
 def test_a_resumed_simulation_knows_what_clients_have(tmp_path):
     """Bytes and seconds are those of a simulation that was not stopped."""
     tables = RUNS["int8 down"][0] | RUNS["scaffold"][0]
