@@ -57,7 +57,11 @@ def _between(x):
 
 def _composed(p, q, rounds, epsilon):
     kept = (p > 1e-300) & (q > 1e-300)
-    p, loss = p[kept], np.log(p[kept] / q[kept])
+    return composed(p[kept], np.log(p[kept] / q[kept]), rounds, epsilon)
+
+
+def composed(p, loss, rounds, epsilon):
+    """δ(ε) of `rounds` independent losses, each with these probabilities."""
     if rounds == 1:
         return float(np.sum(p * -np.expm1(np.minimum(epsilon - loss, 0.0))))
     step = max(epsilon, 0.02) / (150 * math.sqrt(rounds))

@@ -1,5 +1,6 @@
 """Routes of runs: submit, read and steer them."""
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Query
@@ -23,7 +24,7 @@ async def submit(context: Context, principal: Operator, new: views.NewRun) -> vi
 @router.post("/describe")
 async def describe(_: Viewer, spec: views.Described) -> views.Description:
     """Check a specification and return its privacy claim; nothing starts."""
-    checked = parse(spec.spec)
+    checked = await asyncio.to_thread(parse, spec.spec)  # calibrating noise takes seconds
     plan = checked.privacy_plan()
     return views.Description(spec=checked.as_dict(), privacy=None if plan is None else plan.claim())
 

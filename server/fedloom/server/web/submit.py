@@ -3,6 +3,7 @@
 It checks settings as the API does when a run is submitted.
 """
 
+import asyncio
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -85,7 +86,7 @@ async def begin(request: Request, context: Context, who: Operator) -> Response:
     try:
         spec = together(form)
         if form.get("then") == "check":
-            checked = parse(spec)
+            checked = await asyncio.to_thread(parse, spec)
             plan = checked.privacy_plan()
             claim = None if plan is None else plan.claim()
             return await _form(

@@ -1,12 +1,14 @@
 """The cost of a run's releases: epsilon by Google's dp-accounting, and calibrated noise.
 
-The mechanisms are passed to dp-accounting as events, which computes all figures.
+dp-accounting computes all figures. Of two bounds for sampled rounds the smaller one is taken: Rényi
+divergences, and distributions of the privacy loss (`loss_distributions`).
 
     none                  Gaussian releases of all rounds, composed exactly
-    poisson               Poisson-subsampled Gaussian, Rényi accounting
-    without_replacement   Gaussian of a uniform subset of one size, Rényi accounting; neighbours
-                          replace a client, which moves a sum by twice the clip
-    dp_ftrl               a tree of Gaussian nodes, each client in one leaf of each tree
+    poisson               Poisson-subsampled Gaussian
+    without_replacement   Gaussian of a uniform subset of one size; neighbours replace a client,
+                          which moves a sum by twice the clip
+    dp_ftrl               a tree of Gaussian nodes, each client in one leaf of each tree: as many
+                          Gaussian releases as the leaf's path has nodes, composed exactly
     local                 Gaussian releases of one client, one in every round; any two updates
                           differ by at most twice the clip
 
@@ -23,15 +25,19 @@ References:
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
+from fedloom.strategies.privacy import loss_distributions
 from fedloom.strategies.privacy.settings import Privacy
 
 Relation: TypeAlias = Literal["zero-out", "add-or-remove", "replace"]
+
+MOST_DISTRIBUTED: Final = 100.0
+"""Epsilon by Rényi divergences above which the other bound is not computed: it takes seconds."""
 
 MISSING = (
     "Expected the package dp-accounting to compute epsilon, got none. "
@@ -85,6 +91,11 @@ class Releases:
         )
 
     @property
+    def q(self) -> float:
+        """The probability that a client is in a round."""
+        return min(self.cohort / self.population, 1.0)
+
+    @property
     def relation(self) -> Relation:
         """The neighbouring relation: populations that differ in one client."""
         if self.local or self.sampling == "without_replacement":
@@ -110,9 +121,28 @@ def epsilon(releases: Releases, rounds: int, delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _epsilon(releases: Releases, rounds: int, delta: float) -> float:
-    dp, z = _library(), releases.noise_multiplier
+    first = _first_bound(releases, rounds, delta)
+    if releases.sampling == "none" or first > MOST_DISTRIBUTED:
+        return first
+    return min(first, _second_bound(releases, rounds, delta))
+
+
+def _second_bound(
+    releases: Releases, rounds: int, delta: float, coarse: float = loss_distributions.FINE
+) -> float:
+    """By distributions of the loss, for sampled rounds; takes tenths of a second."""
+    replaced = releases.sampling == "without_replacement"
+    noise = releases.noise_multiplier / (2 if replaced else 1)
     with _quiet():
-        return _asked(dp, releases, z, rounds, delta)
+        return loss_distributions.epsilon(
+            noise, releases.q, rounds, delta, replaced=replaced, coarse=coarse
+        )
+
+
+def _first_bound(releases: Releases, rounds: int, delta: float) -> float:
+    """Exact for composed Gaussians, of Rényi divergences for sampled ones; takes milliseconds."""
+    with _quiet():
+        return _asked(_library(), releases, releases.noise_multiplier, rounds, delta)
 
 
 @contextmanager
@@ -131,12 +161,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _asked(dp: Any, releases: Releases, z: float, rounds: int, delta: float) -> float:
-    if releases.tree is None and releases.sampling == "none":
+    if releases.sampling == "none":
         # Composed Gaussians are one Gaussian: its curve is known exactly.
         halved = z / 2 if releases.local else z
-        return float(dp.get_epsilon_gaussian(halved / math.sqrt(rounds), delta))
-    if releases.tree is not None:
-        return _of_trees(dp, releases, rounds, delta)
+        return float(dp.get_epsilon_gaussian(halved / math.sqrt(_nodes(releases, rounds)), delta))
     orders, rdp = _rdp_of_round(releases)
     found, _ = dp.rdp.compute_epsilon(orders, rounds * rdp, delta)
     return float(found)
@@ -151,21 +179,18 @@ def _rdp_of_round(releases: Releases) -> tuple[Any, Any]:
     return accountant._orders, accountant._rdp  # noqa: SLF001 - it offers no other way to scale them
 
 
-def _of_trees(dp: Any, releases: Releases, rounds: int, delta: float) -> float:
-    assert releases.tree is not None
+def _nodes(releases: Releases, rounds: int) -> int:
+    """Return the most Gaussian releases that a client is in; in each tree those of one leaf."""
+    if releases.tree is None:
+        return rounds
     whole, part = divmod(rounds, releases.tree)
-    accountant = dp.rdp.RdpAccountant(neighboring_relation=_relation(dp, releases))
-    for steps, count in ((releases.tree, whole), (part, 1 if part else 0)):
-        if count:
-            event = dp.SingleEpochTreeAggregationDpEvent(releases.noise_multiplier, steps)
-            accountant.compose(event, count)
-    return float(accountant.get_epsilon(delta))
+    return whole * releases.tree.bit_length() + part.bit_length()
 
 
 def _event(dp: Any, releases: Releases) -> Any:
     z, cohort, population = releases.noise_multiplier, releases.cohort, releases.population
     if releases.sampling == "poisson":
-        return dp.PoissonSampledDpEvent(min(cohort / population, 1.0), dp.GaussianDpEvent(z))
+        return dp.PoissonSampledDpEvent(releases.q, dp.GaussianDpEvent(z))
     # Replacing a client changes the sum by up to twice the clip.
     return dp.SampledWithoutReplacementDpEvent(population, cohort, dp.GaussianDpEvent(z / 2))
 
@@ -192,26 +217,65 @@ def calibrate(releases: Releases, rounds: int, delta: float, target: float) -> f
         MissingAccountant: dp-accounting is not installed.
         ValueError: a multiplier of a million is not enough.
     """
-    low, high, most = 0.0, 1.0, math.nan
 
-    def cost(z: float) -> float:
-        return epsilon(_with_noise(releases, z), rounds, delta)
+    def first(z: float) -> float:
+        return _first_bound(_with_noise(releases, z), rounds, delta)
 
-    while (least := cost(high)) > target:
-        low, high, most = high, 2 * high, least
+    # The second bound alone for sampled rounds: it is the smaller one, and quicker where it counts.
+    def guess(z: float) -> float:
+        return _second_bound(_with_noise(releases, z), rounds, delta, loss_distributions.COARSE)
+
+    def fine(z: float) -> float:
+        return _second_bound(_with_noise(releases, z), rounds, delta)
+
+    try:
+        if releases.sampling != "none" and target <= MOST_DISTRIBUTED:
+            high = _least(guess, target, start=1.0, step=2.0)
+            high = _rounded_up(_least(fine, target, start=high, step=1.002))
+            if epsilon(_with_noise(releases, high), rounds, delta) <= target:
+                return high
+        high = _least(first, target, start=1.0, step=2.0)
+    except OverflowError:
+        raise ValueError(
+            f"Expected a target_epsilon that noise can reach, got {target:g} with delta = "
+            f"{delta:g} over {rounds} rounds. Raise it, or train fewer rounds."
+        ) from None
+    return _rounded_up(high)
+
+
+def _least(cost: Callable[[float], float], target: float, *, start: float, step: float) -> float:
+    """The least noise with a cost of at most `target`, to four digits.
+
+    Args:
+        cost: falls with the noise.
+        target: > 0.
+        start: of the search.
+        step: factor between the first guesses.
+
+    Raises:
+        OverflowError: a multiplier of a million is not enough.
+    """
+    low, high, most, least = 0.0, start, math.nan, cost(start)
+    while least > target:
+        low, high, most = high, step * high, least
         if high > 1e6:
-            raise ValueError(
-                f"Expected a target_epsilon that noise can reach, got {target:g} with delta = "
-                f"{delta:g} over {rounds} rounds. Raise it, or train fewer rounds."
-            )
-    while high - low > 1e-5 * high:
+            raise OverflowError
+        least = cost(high)
+    while low == 0:
+        guess = high / step
+        found = cost(guess)
+        if found > target:
+            low, most = guess, found
+        else:
+            high, least = guess, found
+    while high - low > 3e-5 * high:
         middle = _between(low, high, most, least, target)
         found = cost(middle)
         if found <= target:
             high, least = middle, found
         else:
             low, most = middle, found
-    return _rounded_up(high)
+    return high
 
 
 def _between(low: float, high: float, most: float, least: float, target: float) -> float:

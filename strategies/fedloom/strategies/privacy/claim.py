@@ -186,9 +186,9 @@ class Plan:
         return self.settings.sampling != "none"
 
     def _accounting(self) -> str:
-        if self.settings.sampling == "none" and self.settings.restart_every is None:
+        if not self._sampled:
             return "dp-accounting, exact for composed Gaussians"
-        return "dp-accounting, Rényi"
+        return "dp-accounting, the smaller of Rényi and privacy loss distributions"
 
 
 @lru_cache(maxsize=64)
