@@ -1,5 +1,6 @@
 """Ledgers of earlier versions: migrated completely, and usable afterwards."""
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import sqlalchemy as sa
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger import AcceptedUpdate, Ledger, migrations
 from fedloom.server.ledger.tables import meta
+from fedloom.server.planning.spec import parse
 
 BEFORE = Path(__file__).with_name("ledger_before_versions.sql")
 """Two runs as they were kept before ledgers had versions; one has its third round open."""
@@ -78,6 +80,36 @@ def test_updates_from_before_buffers_count_in_their_round(old):
     ledger = Ledger.in_directory(old)
     assert [u.client for u in ledger.accepted("digits", 1)] == ["alice", "bob"]
     assert [r.accepted for r in ledger.list_rounds("digits")] == [2, 2, 2]
+
+
+def test_old_runs_keep_their_sums_and_stay_valid(old):
+    """Settings that are gone are dropped, others stay; the sums keep their grid."""
+    spec = {
+        "rounds": 3,
+        "train": {"epochs": 1, "learning_rate": 0.1, "batch_size": 8},
+        "cohort": {"goal": 4, "quorum": 2},
+        "aggregation": {"name": "geometric_median", "smoothing": 1e-6, "iterations": 5},
+    }
+    private = {
+        "rounds": 3,
+        "train": spec["train"],
+        "cohort": {"goal": 4, "quorum": 2},
+        "privacy": {
+            "mechanism": "dp_fedavg", "clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-3,
+            "sampling": "poisson", "population": 40,
+        },
+    }  # fmt: skip
+    with sqlite3.connect(old / "ledger.sqlite") as database:
+        change = "UPDATE runs SET spec = ? WHERE id = ?"
+        database.execute(change, (json.dumps(spec), "digits"))
+        database.execute(change, (json.dumps(private), "other"))
+    ledger = Ledger.in_directory(old)
+    kept, sampled = (parse(ledger.run(run).spec) for run in ("digits", "other"))
+    assert (kept.sum_bits, sampled.sum_bits) == (64, 64)
+    assert kept.aggregation == {"name": "geometric_median", "iterations": 5}
+    assert kept.cohort == spec["cohort"]
+    assert sampled.cohort == {"goal": 4}
+    assert sampled.privacy == private["privacy"]
 
 
 def test_steps_are_done_once(old):

@@ -52,14 +52,21 @@ def _count_in(connection: sa.Connection) -> None:
     )
 
 
-def _round_sums(connection: sa.Connection) -> None:
-    """Give the runs from before exact sums the setting that keeps their results."""
-    for run, spec in connection.execute(sa.select(runs.c.id, runs.c.spec)).all():
-        kept = {**spec, "sum_bits": 64}
-        connection.execute(runs.update().where(runs.c.id == run).values(spec=kept))
+def _keep_specs(connection: sa.Connection) -> None:
+    """Give runs the setting that keeps their sums, and drop what no run may set any more."""
+    for run, found in connection.execute(sa.select(runs.c.id, runs.c.spec)).all():
+        spec = {**found, "sum_bits": 64}  # as before sums were exact
+        for table, name, is_gone in (
+            ("aggregation", "smoothing", True),  # of the geometric median's iterations
+            ("cohort", "quorum", spec.get("privacy", {}).get("sampling", "none") != "none"),
+        ):
+            kept = spec.get(table, {})
+            if is_gone and name in kept:
+                spec[table] = {key: value for key, value in kept.items() if key != name}
+        connection.execute(runs.update().where(runs.c.id == run).values(spec=spec))
 
 
-STEPS: tuple[Callable[[sa.Connection], None], ...] = (_keep_states, _count_in, _round_sums)
+STEPS: tuple[Callable[[sa.Connection], None], ...] = (_keep_states, _count_in, _keep_specs)
 
 VERSION = len(STEPS)
 
