@@ -111,7 +111,7 @@ def main():
     columns = tuple(found[0])
     report("memory", columns, [tuple(f.values()) for f in found])
     print(f"from the least to the most clients the peak grows: {', '.join(grown)}")
-    print("targets: under 10 %; models over idle under 6")
+    print("targets: under 10 %; models over idle under 8")
 
 
 if __name__ == "__main__":
