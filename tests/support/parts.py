@@ -79,7 +79,8 @@ def parts():
     for name, settings in CODECS.items():
         coded = {"name": name, **settings}
         made["codec", name] = {"compression": {"up": coded}}
-        made["codec down", name] = {"compression": {"down": coded}}
+        if name != "random_k":  # refused
+            made["codec down", name] = {"compression": {"down": coded}}
     for name, settings in PERSONAL.items():
         made["personal", name] = {"personal": {"name": name, **settings}}
     for name, settings in PRIVACY.items():

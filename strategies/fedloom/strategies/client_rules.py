@@ -136,6 +136,9 @@ class ClientRule:
     because: ClassVar[str] = ""
     """Why no more general ones, for messages: what the rule does."""
 
+    bears_delay: ClassVar[bool] = True
+    """Whether it converges with codecs that send parts of an update rounds later."""
+
     picks: ClassVar[bool] = False
     """Whether a client trains one of several models, the run's or one that it `receives`: then an
     update has one group, `groups[number]`, and evaluation needs the models too."""

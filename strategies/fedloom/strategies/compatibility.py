@@ -27,6 +27,7 @@ class Recipe:
         buffered: whether rounds are buffers that take updates of older models too.
         selection: policy that draws cohorts.
         codec: of updates; empty for none.
+        drifts: whether what the codec loses is lost for good: it is lossy, without error feedback.
         broadcast: codec of differences between models; empty for none.
         personal: tensors or models that each client keeps.
         privacy: the [privacy] table, if there is one.
@@ -42,6 +43,7 @@ class Recipe:
     buffered: bool = False
     selection: Selection = field(default_factory=Uniform)
     codec: str = ""
+    drifts: bool = False
     broadcast: str = ""
     personal: Personal = field(default_factory=Personal)
     privacy: Privacy | None = None
@@ -172,6 +174,38 @@ def _sparse(recipe: Recipe) -> str:
     )
 
 
+def _lost_for_good(recipe: Recipe) -> str:
+    """Refuse losses that a strategy would add up.
+
+    SCAFFOLD's c is the sum of the changes of all c_i, and FedDyn's h of all deltas. What a codec
+    loses of them once separates the server's memory from the clients' for the rest of the run.
+    """
+    rule = recipe.strategy.rule
+    if not (recipe.drifts and rule.remembers):
+        return ""
+    return (
+        f"Expected compression.up with error_feedback = true, or lossless, with the client rule "
+        f"{rule.name}, whose server adds up what clients send, got {recipe.codec} without: what it "
+        "loses would be missing from the server's memory for good."
+    )
+
+
+OMITTING: Final = (*SPARSE, "low_rank")
+"""Codecs that leave out parts of an update, which arrive rounds later or never."""
+
+
+def _late_parts(recipe: Recipe) -> str:
+    rule = recipe.strategy.rule
+    for direction, codec in (("up", recipe.codec), ("down", recipe.broadcast)):
+        if codec in OMITTING and not rule.bears_delay:
+            return (
+                f"Expected a codec that sends all of a tensor with the client rule {rule.name}, "
+                f"got compression.{direction} = {codec}: the server adds up all updates, and with "
+                "parts that arrive rounds later the model diverges. Take int8 or int4."
+            )
+    return ""
+
+
 def _differences_in_buffers(recipe: Recipe) -> str:
     if not (recipe.buffered and recipe.broadcast):
         return ""
@@ -298,6 +332,8 @@ CHECKS: Final[tuple[Check, ...]] = (
     _each_in_buffers,
     _learning_in_buffers,
     _sparse,
+    _lost_for_good,
+    _late_parts,
     _differences_in_buffers,
     _privacy,
     _whole_tensors,

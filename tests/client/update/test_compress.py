@@ -28,7 +28,6 @@ SCHEMES = [
         {"name": "int8", "block": 16},
         {"name": "int4", "block": 16},
         {"name": "top_k", "fraction": 0.05},
-        {"name": "random_k", "fraction": 0.05},
         {"name": "low_rank", "rank": 1},
         {"name": "lossless"},
     )

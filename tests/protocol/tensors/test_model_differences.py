@@ -19,7 +19,7 @@ METHODS = [
     codec("int8", {"block": 16}),
     codec("int4", {"block": 16}),
     codec("top_k", {"fraction": 0.1}),
-    codec("random_k", {"fraction": 0.1}),
+    codec("random_k", {"fraction": 0.1, "scaled": False}),
     codec("low_rank", {"rank": 1}),
     codec("lossless"),
 ]

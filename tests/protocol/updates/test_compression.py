@@ -365,19 +365,22 @@ def test_schemes_survive_the_wire():
 
 
 def test_error_feedback_is_on_for_biased_codecs():
-    """top_k, low_rank and unscaled random_k; off for unbiased ones."""
-    on = {"top_k": {"fraction": 0.1}, "random_k": {"fraction": 0.1}, "low_rank": {}}
-    for name, chosen in on.items():
+    """top_k and low_rank; where a strategy adds up updates, all that lose anything."""
+    for name, chosen in {"top_k": {"fraction": 0.1}, "low_rank": {}}.items():
         assert scheme({"name": name, **chosen}).error_feedback
-    for name in ("fp16", "bf16", "int8", "int4", "lossless"):
+    for name in ("fp16", "bf16", "int8", "int4"):
         assert not scheme({"name": name}).error_feedback
-    assert not scheme({"name": "random_k", "fraction": 0.1, "scaled": True}).error_feedback
+        assert scheme({"name": name}, sums=True).error_feedback
+    for sums in (False, True):
+        assert not scheme({"name": "lossless"}, sums=sums).error_feedback
+        assert not scheme({"name": "random_k", "fraction": 0.1}, sums=sums).error_feedback
 
 
-def test_error_feedback_with_scaled_random_k_is_refused():
-    """The memory would diverge; the message names both settings."""
+@pytest.mark.parametrize("scaled", [True, False])
+def test_error_feedback_with_random_k_is_refused(scaled):
+    """What waits would overshoot, or grow; the message names both settings."""
     with pytest.raises(ValueError, match=r"error_feedback.*random_k"):
-        Scheme(codec=codec("random_k", {"fraction": 0.1, "scaled": True}), error_feedback=True)
+        Scheme(codec=codec("random_k", {"fraction": 0.1, "scaled": scaled}), error_feedback=True)
 
 
 @pytest.mark.parametrize(

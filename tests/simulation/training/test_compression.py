@@ -67,7 +67,7 @@ def test_quantised_updates_average_to_their_decoded_values():
 def test_error_feedback_is_sent_in_later_rounds():
     def moved(**more):
         described = experiment(
-            client=Nudge, rounds=40, goal=6, compression={"up": {"name": "random_k", **more}}
+            client=Nudge, rounds=40, goal=6, compression={"up": {"name": "top_k", **more}}
         )
         before = parameters(described.model())
         after = simulate(described, show=False).params
@@ -80,7 +80,7 @@ def test_error_feedback_is_sent_in_later_rounds():
     assert moved(fraction=0.5, error_feedback=False).mean() < 0.7 * meant
 
 
-@pytest.mark.parametrize("name", list(CODECS))
+@pytest.mark.parametrize("name", [name for name in CODECS if name != "random_k"])
 def test_models_of_clients_follow_the_server_model(name):
     """The server's own model learns, though clients only get encoded differences."""
     described = experiment(rounds=8, compression={"down": {"name": name, **CODECS[name]}})
@@ -119,8 +119,8 @@ def test_a_resumed_simulation_has_the_same_memory(tmp_path):
         ({"compression": {"up": "int8"}}, "compression.up"),
         ({"compression": {"down": {"name": "int8", "error_feedback": True}}}, "compression.down"),
         (
-            {"compression": {"down": {"name": "random_k", "fraction": 0.1, "scaled": True}}},
-            "random_k",
+            {"compression": {"down": {"name": "random_k", "fraction": 0.1}}},
+            "no random_k as compression.down",
         ),
         ({"compression": {"upp": {"name": "int8"}}}, "up"),
         ({"compression": {"up": {"name": "top_k"}}}, "fraction"),

@@ -116,12 +116,15 @@ class Codec(ABC):
 
     @property
     def biased(self) -> bool:
-        """Whether the mean is biased without error feedback."""
+        """Whether the mean of the decoded values is no multiple of the values."""
         return False
 
     @property
     def contracts(self) -> bool:
-        """Whether the loss is smaller than the input, so that error feedback is stable."""
+        """Whether the loss is smaller than the input, and what is lost is sent soon.
+
+        Error feedback, and differences between models, converge only with such a codec.
+        """
         return True
 
     def settings(self) -> dict[str, float]:

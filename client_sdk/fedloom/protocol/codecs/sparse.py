@@ -8,8 +8,16 @@ References:
     Stich et al. 2018, Sparsified SGD with Memory, https://arxiv.org/abs/1809.07599, section 2
     (both operators, and error feedback). Random_k here is stratified: each value has the same
     probability as there, and the places need neither bytes nor memory.
+    Stich and Karimireddy 2020, The Error-Feedback Framework, https://arxiv.org/abs/1909.05350 (the
+    step sizes for which memory converges).
     Lemire 2019, Fast Random Integer Generation in an Interval, https://arxiv.org/abs/1805.10941,
     section 3 (a product's upper half instead of a remainder).
+
+Memory is proved for the unscaled form of both, which contracts, and for steps that shrink with the
+fraction. With `random_k` a value waits 1/fraction rounds on average, and what local training moves
+it in a round is added up meanwhile: with usual local training the sum overshoots. `top_k` sends
+large sums first. Digits, 60 rounds, 1 % of the values: 0.79 with random_k and memory, 0.95 with
+top_k and memory, 0.96 with the scaled random_k and without compression. So `random_k` has none.
 
 Invariants: exactly k = ⌈fraction · size⌉ values are sent; places rise strictly, within the tensor.
 """
@@ -208,8 +216,8 @@ class RandomK(_Sparse):
 
     Attributes:
         fraction: of a tensor's values that are sent, above 0 and below 1.
-        scaled: multiply each value by its run's length, so that the expectation is the tensor;
-            excludes error feedback.
+        scaled: multiply each value by its run's length, so that the expectation is the tensor, and
+            not a fraction of it.
 
     Raises:
         TypeError: fraction is not a number, or scaled not a boolean.
@@ -219,7 +227,7 @@ class RandomK(_Sparse):
     name: ClassVar[str] = "random_k"
     draws: ClassVar[bool] = True
     forms: ClassVar[tuple[tuple[str, ...], ...]] = (("values",),)
-    scaled: bool = False
+    scaled: bool = True
 
     def __post_init__(self) -> None:
         _Sparse.__post_init__(self)
@@ -227,14 +235,9 @@ class RandomK(_Sparse):
             raise TypeError(f"Expected scaled as true or false, got {self.scaled!r}.")
 
     @property
-    def biased(self) -> bool:
-        """Unless scaled."""
-        return not self.scaled
-
-    @property
     def contracts(self) -> bool:
-        """Unless scaled."""
-        return not self.scaled
+        """No: see the module."""
+        return False
 
     def layout(self, shape: Shape) -> dict[str, ArrayInfo]:
         """Values alone."""

@@ -54,8 +54,9 @@ class Scheme:
     def __post_init__(self) -> None:
         if self.error_feedback and not self.codec.contracts:
             raise ValueError(
-                f"Expected no error_feedback with the codec {self.codec.name} (scaled = true), "
-                "which makes up for what it leaves out already: what is remembered would grow."
+                f"Expected no error_feedback with the codec {self.codec.name}, got true: a value "
+                "waits 1 / fraction rounds on average, and local training adds to what it waits "
+                "with. Leave it out, or take top_k."
             )
 
     def message(self) -> fleet_pb2.Compression:
@@ -68,7 +69,9 @@ class Scheme:
         return self.error_feedback or self.codec.remembers
 
 
-def scheme(values: Mapping[str, Any], table: str = "compression") -> Scheme | None:
+def scheme(
+    values: Mapping[str, Any], table: str = "compression", *, sums: bool = False
+) -> Scheme | None:
     """A scheme from settings: `name`, `error_feedback` and those of the codec; None for `none`.
 
     Error feedback is on by default for codecs that are biased without it.
@@ -76,6 +79,8 @@ def scheme(values: Mapping[str, Any], table: str = "compression") -> Scheme | No
     Args:
         values: the settings.
         table: of the settings, for messages.
+        sums: whether the run's strategy adds up updates, so that it is on by default for all lossy
+            codecs that may have it.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -93,7 +98,9 @@ def scheme(values: Mapping[str, Any], table: str = "compression") -> Scheme | No
     if feedback is not None and type(feedback) is not bool:
         raise TypeError(misfit(f"{table}.error_feedback", bool, feedback))
     method = codec(name, settings, table=table)
-    return Scheme(codec=method, error_feedback=method.biased if feedback is None else feedback)
+    if feedback is None:
+        feedback = method.biased or (sums and method.contracts and not method.exact)
+    return Scheme(codec=method, error_feedback=feedback)
 
 
 def scheme_of(message: fleet_pb2.Compression) -> Scheme | None:

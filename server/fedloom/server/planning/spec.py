@@ -132,13 +132,7 @@ class RunSpec:
 
     def build_strategy(self) -> Strategy:
         """The strategy, with its client rule and its aggregation."""
-        rule = registry.client_rule(*named(self.rule, "rule"), table="rule")
-        aggregation = registry.aggregation(
-            *named(self.aggregation, "aggregation"), table="aggregation"
-        )
-        strategy = registry.strategy(
-            *named(self.strategy, "strategy"), rule=rule, aggregation=aggregation, table="strategy"
-        )
+        strategy = self._strategy()
         scheme, broadcast = self.build_compression(), self.build_broadcast()
         cohort = self._round_config()
         compatibility.check(
@@ -149,6 +143,7 @@ class RunSpec:
                 buffered=isinstance(cohort, BufferConfig),
                 selection=self.build_selection(),
                 codec="" if scheme is None else scheme.codec.name,
+                drifts=scheme is not None and not (scheme.codec.exact or scheme.error_feedback),
                 broadcast="" if broadcast is None else broadcast.name,
                 personal=self.build_personal(),
                 privacy=self.build_privacy(),
@@ -160,9 +155,20 @@ class RunSpec:
         )
         return strategy
 
+    def _strategy(self) -> Strategy:
+        """The strategy, not checked against the other parts of the run."""
+        rule = registry.client_rule(*named(self.rule, "rule"), table="rule")
+        aggregation = registry.aggregation(
+            *named(self.aggregation, "aggregation"), table="aggregation"
+        )
+        return registry.strategy(
+            *named(self.strategy, "strategy"), rule=rule, aggregation=aggregation, table="strategy"
+        )
+
     def build_compression(self) -> Scheme | None:
         """The encoding of updates; None to send them unencoded."""
-        return scheme(self._direction("up"), table="compression.up")
+        sums = bool(self._strategy().rule.remembers)
+        return scheme(self._direction("up"), table="compression.up", sums=sums)
 
     def build_broadcast(self) -> Codec | None:
         """The encoding of model differences for clients; None to send whole models.
@@ -175,8 +181,12 @@ class RunSpec:
                 "Expected no error_feedback with compression.down: what one difference loses is "
                 "always in the next one. Leave it out."
             )
-        wanted = values if values["name"] == "none" else {**values, "error_feedback": True}
-        made = scheme(wanted, table="compression.down")
+        made = scheme({**values, "error_feedback": False}, table="compression.down")
+        if made is not None and not made.codec.contracts:
+            raise UsageError(
+                f"Expected no {made.codec.name} as compression.down: clients would train from "
+                "values that are 1 / fraction rounds old on average. Take int8 or top_k."
+            )
         return None if made is None else made.codec
 
     def _direction(self, name: str) -> Mapping[str, Any]:

@@ -30,6 +30,7 @@ class FedDynRule(ClientRule):
     name: ClassVar[str] = "feddyn"
     remembers: ClassVar[tuple[str, ...]] = (LINEAR,)
     elementwise: ClassVar[bool] = True
+    bears_delay: ClassVar[bool] = False
     alpha: float
 
     def __post_init__(self) -> None:
