@@ -135,9 +135,10 @@ class Int8(_Quantised):
         np.copyto(out, items)
         whole = items.size // self.block
         rows = out[: whole * self.block].reshape(whole, self.block)
-        np.multiply(rows, scales[:whole, None], out=rows)
-        if whole < scales.size:
-            out[whole * self.block :] *= scales[whole]
+        with np.errstate(over="ignore"):  # the checks refuse infinity
+            np.multiply(rows, scales[:whole, None], out=rows)
+            if whole < scales.size:
+                out[whole * self.block :] *= scales[whole]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +180,8 @@ class Int4(_Quantised):
         low = np.left_shift(packed, 4).view(np.int8)
         np.copyto(rows[:, :half], np.right_shift(low, 4, out=low))
         np.copyto(rows[:, half:], packed.view(np.int8) >> 4)
-        np.multiply(rows, scales[:, None], out=rows)
+        with np.errstate(over="ignore"):  # as for int8
+            np.multiply(rows, scales[:, None], out=rows)
 
 
 class _Rounding:
