@@ -39,6 +39,9 @@ Relation: TypeAlias = Literal["zero-out", "add-or-remove", "replace"]
 MOST_DISTRIBUTED: Final = 100.0
 """Epsilon by Rényi divergences above which the other bound is not computed: it takes seconds."""
 
+LEAST_NOISE: Final = 1e-3
+"""Noise multiplier below which none is searched."""
+
 MISSING = (
     "Expected the package dp-accounting to compute epsilon, got none. "
     "Install it: pip install 'fedloom[privacy]'"
@@ -262,6 +265,8 @@ def _least(cost: Callable[[float], float], target: float, *, start: float, step:
             raise OverflowError
         least = cost(high)
     while low == 0:
+        if high < LEAST_NOISE:
+            return high
         guess = high / step
         found = cost(guess)
         if found > target:

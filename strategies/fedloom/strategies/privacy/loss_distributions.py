@@ -29,6 +29,8 @@ from typing import Any, Final
 
 import numpy as np
 
+MOST_BINS: Final = 20_000
+"""Bins of the grid up to the largest loss that counts."""
 FINE: Final = 1.0
 COARSE: Final = 8.0
 """Factors of the grid: for claims, and for guesses, which cost an eighth and are bounds as well."""
@@ -67,10 +69,12 @@ def grid(noise: float, q: float) -> float:
 
     It follows the standard deviation of a round's loss, q √(exp(1 / z²) - 1): rounding then adds
     less than a part in a thousand over 10,000 rounds. It does not depend on the number of rounds:
-    epsilon must not decrease from one round to the next.
+    epsilon must not decrease from one round to the next. Rare large losses, of a small q under
+    little noise, make it wider, so that the time of a computation is bounded.
     """
     spread = q * math.sqrt(math.expm1(min(noise**-2, 20.0)))
-    return min(max(5e-3 * math.sqrt(spread), 1e-6), 2e-2)
+    tail = min(10 / noise + noise**-2 / 2, 700.0)  # the loss of a client that is drawn
+    return max(min(5e-3 * math.sqrt(spread), 2e-2), math.log1p(q * math.expm1(tail)) / MOST_BINS)
 
 
 def _spliced(made: Any) -> Any:
