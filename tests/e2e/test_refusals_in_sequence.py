@@ -158,13 +158,13 @@ def test_norm_at_the_bound_is_the_same_in_any_chunks(runner, arena):
     runner.run(scene())
 
 
-def test_weight_that_rounds_to_zero_is_refused(runner, arena, caplog):
-    """A weight of less than one integer unit cannot be summed."""
+def test_weight_below_the_least_is_refused(runner, arena, caplog):
+    """A weight under 2^-30 has bits that the sum of weights does not."""
 
     async def scene():
         async with arena.open_round(weighting="client") as opened:
             forged = opened.honest("mallory")
-            forged.header.weight = 1e-9
+            forged.header.weight = 9e-10
             answer = await opened.send("mallory", forged)
             assert answer.code is Code.WEIGHT_OUT_OF_RANGE
             assert_recorded(arena, caplog, Code.WEIGHT_OUT_OF_RANGE, "mallory", opened.run)
