@@ -71,7 +71,7 @@ class Babbler(grpc.GenericRpcHandler):
 
     def __init__(self):
         self.attend, self.download, self.upload = [], [], []
-        self.rounds, self.accepted, self.models = [model()], [], {}
+        self.rounds, self.models = [model()], {}
 
     def service(self, details):
         stream = {methods.ATTEND: self._attend, methods.UPLOAD: self._upload}.get(details.method)
@@ -102,7 +102,7 @@ class Babbler(grpc.GenericRpcHandler):
             await call.write(self.models[asked.digest][asked.offset :])
 
     async def _upload(self, requests, call):
-        header = fleet_pb2.UpdateHeader.FromString(await call.read())
+        await call.read()  # the header
         if self.upload:
             await self.upload.pop(0)(call)
             return
@@ -110,7 +110,6 @@ class Babbler(grpc.GenericRpcHandler):
         await call.write(proceed.SerializeToString())
         while await call.read() is not grpc.aio.EOF:
             pass
-        self.accepted.append(header.task.round)
         reply = fleet_pb2.UploadReply(accepted=fleet_pb2.Accepted())
         await call.write(reply.SerializeToString())
 
@@ -130,7 +129,7 @@ def survives(directory, last=1, **answers):
         )
         agent = asyncio.ensure_future(Agent(Adder(), config).run())
         try:
-            await until(lambda: agent.done() or last in babbler.accepted)
+            await until(lambda: agent.done() or _ended(directory, last))
             assert not agent.done(), f"{len(babbler.attend)} answers were left"
         finally:
             agent.cancel()
@@ -140,6 +139,12 @@ def survives(directory, last=1, **answers):
         return list(journal.read(directory))
 
     return asyncio.run(main())
+
+
+def _ended(directory, number):
+    """Whether the agent knows that the server accepted its update of this round."""
+    events = [(entry["event"], entry.get("round")) for entry in journal.read(directory)]
+    return ("accepted", number) in events
 
 
 def says(*messages, metadata=(), code=grpc.StatusCode.OK, details=""):
