@@ -35,7 +35,7 @@ def test_killed_between_epochs_a_training_ends_with_the_same_bits(tmp_path):
     )
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stderr
-    assert len(found) == 38
+    assert len(found) == 40
     assert [f for f in found if not (f["killed"] and f["same"])] == []
     assert [f for f in found if not f["saved_steps"] > 0] == []
 

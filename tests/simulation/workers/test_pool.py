@@ -29,6 +29,7 @@ SETTINGS = {
 
 UNGUARDED = """
 from fedloom.simulation.workers.pool import WorkerPool
+from fedloom.strategies import Partial
 
 def make(number):
     raise AssertionError("nobody comes here")
@@ -40,7 +41,7 @@ class Make:
     def __init__(self): self.data = data
     def __call__(self, number): make(number)
 
-WorkerPool(Make(), 1, names=["worker 0"], model={}, sums={}, exponent=0, fork=False)
+WorkerPool(Make(), 1, names=["worker 0"], model={}, empty=Partial({}, 0), fork=False)
 """
 
 
