@@ -7,6 +7,8 @@ from functools import partial
 import pytest
 from hypothesis import HealthCheck, settings
 
+import fedloom.protocol.transport  # noqa: F401 - configures gRPC before a test imports it
+
 # Without a deadline, so that a busy machine fails no property; tests may ask for more examples.
 settings.register_profile(
     "fedloom", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]

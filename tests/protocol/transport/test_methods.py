@@ -67,7 +67,8 @@ class Finder:
     @staticmethod
     def find_spec(name, *_):
         if name == "grpc":
-            print(os.environ.get("GRPC_ENABLE_FORK_SUPPORT"), os.environ.get("GRPC_DNS_RESOLVER"))
+            print(*(os.environ.get(f"GRPC_{each}") for each in (
+                "ENABLE_FORK_SUPPORT", "DNS_RESOLVER", "SSL_CIPHER_SUITES")))
 
 sys.meta_path.insert(0, Finder)
 import importlib
@@ -87,10 +88,10 @@ importlib.import_module(sys.argv[1])
     ],
 )
 def test_grpc_is_configured_before_its_import(module):
-    """It reads its environment once; otherwise forked training processes would be aborted."""
+    """It reads its environment once, else forked training would abort and TLS 1.2 be accepted."""
     known = {k: v for k, v in os.environ.items() if not k.startswith("GRPC_")}
     done = subprocess.run(
         [sys.executable, "-c", WATCHING, module],
         env=known, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout.splitlines()[:1] == ["0 native"]
+    assert done.stdout.splitlines()[:1] == ["0 native ECDHE-PSK-CHACHA20-POLY1305"]

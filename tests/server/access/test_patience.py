@@ -54,6 +54,20 @@ def test_stalled_connection_is_closed(hasty, door, sent):
         assert _is_cut(connection)  # else the read times out
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_handshake_below_tls_1_3_is_refused(tmp_path, version):
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.maximum_version = version
+    with Door(tmp_path / "tls", console="0.0.0.0:0") as door, _connect(door) as connection:
+        if version is ssl.TLSVersion.TLSv1_3:
+            with context.wrap_socket(connection) as tls:
+                assert tls.version() == "TLSv1.3"
+            return
+        with pytest.raises(ssl.SSLError):
+            context.wrap_socket(connection)
+
+
 def test_stalled_handshake_is_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(handshake_limits, "HANDSHAKE_S", 0.2)
     with Door(tmp_path / "tls", console="0.0.0.0:0") as door, _connect(door) as connection:

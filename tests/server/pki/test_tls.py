@@ -151,3 +151,45 @@ def test_first_contact_with_a_real_enrolment_port(authority):
             return root, await _call(server.port, root)
 
     assert asyncio.run(scenario()) == (authority.root_pem, b"")
+
+
+@pytest.mark.parametrize("mutual", [True, False], ids=["fleet", "enrolment"])
+def test_a_client_that_knows_only_tls_1_2_is_refused(authority, tmp_path, mutual):
+    """Its certificate would cross the network in clear. gRPC closes the socket without an alert."""
+    key, chain, _ = _client(authority)
+    identity = tmp_path / "identity.pem"
+    identity.write_bytes(key + chain)
+    older = ssl.create_default_context(cadata=authority.root_pem.decode())
+    older.load_cert_chain(identity)
+    older.maximum_version = ssl.TLSVersion.TLSv1_2
+    older.set_alpn_protocols(["h2"])
+
+    async def scenario():
+        async with _Server(authority, mutual=mutual) as server:
+            with pytest.raises((ssl.SSLError, ConnectionResetError)):
+                await asyncio.open_connection("localhost", server.port, ssl=older)
+
+    asyncio.run(scenario())
+
+
+def test_a_client_refuses_a_server_that_knows_only_tls_1_2(authority, tmp_path):
+    """It offers no cipher suite that such a server could choose."""
+    bundle = authority.ensure_server_certificate(["localhost"], NOW)
+    (tmp_path / "server.pem").write_bytes(bundle.key_pem + bundle.chain_pem)
+    older = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    older.load_cert_chain(tmp_path / "server.pem")
+    older.maximum_version = ssl.TLSVersion.TLSv1_2
+    older.set_alpn_protocols(["h2"])
+    negotiated = []
+
+    async def scenario():
+        def connected(reader, writer):
+            negotiated.append(writer.get_extra_info("ssl_object").version())
+            writer.close()
+
+        async with await asyncio.start_server(connected, "127.0.0.1", 0, ssl=older) as server:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await _call(server.sockets[0].getsockname()[1], authority.root_pem)
+
+    asyncio.run(scenario())
+    assert not negotiated

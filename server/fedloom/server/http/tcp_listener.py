@@ -64,7 +64,7 @@ def listening(
         context = None
         if config.console_certificate or not ipaddress.ip_address(address).is_loopback:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.set_alpn_protocols(["http/1.1"])
             _load(context, state_dir, config, authority)
         yield ConsoleListener(listener=listener, context=context, port=port)
