@@ -185,7 +185,7 @@ def test_missing_extra_is_named(tmp_path, monkeypatch):
     def missing():
         raise accounting.MissingAccountant(accounting.MISSING)
 
-    monkeypatch.setattr(accounting, "_library", missing)
+    monkeypatch.setattr(accounting, "library", missing)
     with Door(tmp_path / "state") as door:
         private = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-3, "noise": "seed"}
         spec = {**SPEC, "weighting": "uniform", "evaluate": False, "privacy": private}

@@ -8,7 +8,7 @@ dp_accounting = pytest.importorskip("dp_accounting")
 from dp_accounting import pld, rdp  # noqa: E402
 
 from fedloom.strategies.privacy import Releases, calibrate, epsilon  # noqa: E402
-from fedloom.strategies.privacy.accounting import _rdp_of_round, affordable  # noqa: E402
+from fedloom.strategies.privacy.accounting import affordable, rdp_of_round  # noqa: E402
 from support.hockey_stick import binned, composed  # noqa: E402
 
 NEIGHBOURS = dp_accounting.NeighboringRelation
@@ -19,7 +19,7 @@ ABADI = Releases(noise_multiplier=4.0, sampling="poisson", cohort=1, population=
 
 def classical(releases, rounds, delta):
     """Epsilon by the moments accountant: the best rdp(α) + log(1/δ) / (α - 1), α whole."""
-    orders, divergences = _rdp_of_round(releases)
+    orders, divergences = rdp_of_round(releases)
     return min(
         rounds * r + math.log(1 / delta) / (a - 1)
         for a, r in zip(orders, divergences, strict=True)

@@ -7,6 +7,10 @@ from .claim import claim_lines as claim_lines
 from .claim import plan as plan
 from .clipping import clip as clip
 from .clipping import norm as norm
+from .composition import Spending as Spending
+from .composition import common_relation as common_relation
+from .composition import composed_epsilon as composed_epsilon
+from .composition import fitting_rounds as fitting_rounds
 from .finishing import finish as finish
 from .finishing import memory_of as memory_of
 from .local import add_noise as add_noise

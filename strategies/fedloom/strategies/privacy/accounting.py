@@ -52,7 +52,12 @@ class MissingAccountant(ImportError):  # noqa: N818 - named after what is missin
     """dp-accounting is not installed."""
 
 
-def _library() -> Any:
+def library() -> Any:
+    """Return dp-accounting.
+
+    Raises:
+        MissingAccountant: it is not installed.
+    """
     try:
         import dp_accounting  # noqa: PLC0415 - an extra, and a second to import
         import dp_accounting.rdp  # noqa: PLC0415
@@ -136,7 +141,7 @@ def _second_bound(
     """By distributions of the loss, for sampled rounds; takes tenths of a second."""
     replaced = releases.sampling == "without_replacement"
     noise = releases.noise_multiplier / (2 if replaced else 1)
-    with _quiet():
+    with quiet():
         return loss_distributions.epsilon(
             noise, releases.q, rounds, delta, replaced=replaced, coarse=coarse
         )
@@ -144,12 +149,12 @@ def _second_bound(
 
 def _first_bound(releases: Releases, rounds: int, delta: float) -> float:
     """Exact for composed Gaussians, of Rényi divergences for sampled ones; takes milliseconds."""
-    with _quiet():
-        return _asked(_library(), releases, releases.noise_multiplier, rounds, delta)
+    with quiet():
+        return _asked(library(), releases, releases.noise_multiplier, rounds, delta)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Suppress dp-accounting's log lines about orders that it leaves out.
 
     Leaving out an order never makes epsilon smaller.
@@ -166,17 +171,28 @@ def _quiet() -> Iterator[None]:
 def _asked(dp: Any, releases: Releases, z: float, rounds: int, delta: float) -> float:
     if releases.sampling == "none":
         # Composed Gaussians are one Gaussian: its curve is known exactly.
-        halved = z / 2 if releases.local else z
-        return float(dp.get_epsilon_gaussian(halved / math.sqrt(_nodes(releases, rounds)), delta))
-    orders, rdp = _rdp_of_round(releases)
+        noise = joint_noise(_with_noise(releases, z), rounds)
+        return float(dp.get_epsilon_gaussian(noise, delta))
+    orders, rdp = rdp_of_round(releases)
     found, _ = dp.rdp.compute_epsilon(orders, rounds * rdp, delta)
     return float(found)
 
 
+def joint_noise(releases: Releases, rounds: int) -> float:
+    """Return the noise multiplier of the one Gaussian that costs as much as all rounds together.
+
+    Args:
+        releases: of rounds that are not sampled.
+        rounds: at least 1.
+    """
+    z = releases.noise_multiplier / (2 if releases.local else 1)
+    return z / math.sqrt(_nodes(releases, rounds))
+
+
 @lru_cache(maxsize=256)
-def _rdp_of_round(releases: Releases) -> tuple[Any, Any]:
-    """The orders and the Rényi divergences of one round; rounds add up."""
-    dp = _library()
+def rdp_of_round(releases: Releases) -> tuple[Any, Any]:
+    """Return orders, and the Rényi divergences of one sampled round at them; rounds add up."""
+    dp = library()
     accountant = dp.rdp.RdpAccountant(neighboring_relation=_relation(dp, releases))
     accountant.compose(_event(dp, releases))
     return accountant._orders, accountant._rdp  # noqa: SLF001 - it offers no other way to scale them

@@ -1,0 +1,197 @@
+"""Several runs over the same clients, against dp-accounting and the divergence itself."""
+
+import itertools
+from functools import cache
+
+import numpy as np
+import pytest
+
+dp = pytest.importorskip("dp_accounting")
+
+from dp_accounting.pld import PLDAccountant  # noqa: E402
+from dp_accounting.rdp import RdpAccountant  # noqa: E402
+
+from fedloom.strategies.privacy import (  # noqa: E402
+    Releases,
+    Spending,
+    common_relation,
+    composed_epsilon,
+    epsilon,
+    fitting_rounds,
+)
+from support.hockey_stick import binned  # noqa: E402
+
+DELTA = 1e-6
+
+
+def plain(z, rounds):
+    return Spending(releases=Releases(noise_multiplier=z), rounds=rounds)
+
+
+def poisson(z, cohort, rounds, population=1000):
+    return sampled("poisson", z, cohort, rounds, population)
+
+
+def sampled(sampling, z, cohort, rounds, population):
+    releases = Releases(noise_multiplier=z, sampling=sampling, cohort=cohort, population=population)
+    return Spending(releases=releases, rounds=rounds)
+
+
+def tree(z, length, rounds):
+    return Spending(releases=Releases(noise_multiplier=z, tree=length), rounds=rounds)
+
+
+def local(z, rounds):
+    return Spending(releases=Releases(noise_multiplier=z, local=True), rounds=rounds)
+
+
+CASES = {
+    "two of one kind": (poisson(1, 10, 100), poisson(1, 10, 100)),
+    "two that are sampled": (poisson(1, 10, 100), poisson(2, 50, 200)),
+    "three": (poisson(1, 10, 100), poisson(2, 50, 200), plain(10, 20)),
+    "rare and strong": (poisson(5, 1, 1000), plain(0.7, 1)),
+    "Gaussians": (plain(10, 20), plain(5, 3)),
+}
+
+
+def as_event(spending):
+    """The event in dp-accounting's own words."""
+    releases = spending.releases
+    one = dp.GaussianDpEvent(releases.noise_multiplier)
+    if releases.sampling == "poisson":
+        one = dp.PoissonSampledDpEvent(releases.cohort / releases.population, one)
+    return dp.SelfComposedDpEvent(one, spending.rounds)
+
+
+@pytest.mark.parametrize("runs", CASES.values(), ids=CASES)
+def test_runs_compose_as_in_dp_accounting(runs):
+    """The smaller figure of its two accountants, to a part in a thousand."""
+    wanted = []
+    relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    for own in (
+        PLDAccountant(neighboring_relation=relation, value_discretization_interval=1e-3),
+        RdpAccountant(neighboring_relation=relation),
+    ):
+        for run in runs:
+            own.compose(as_event(run))
+        wanted.append(float(own.get_epsilon(DELTA)))
+    assert composed_epsilon(runs, DELTA) == pytest.approx(min(wanted), rel=1e-3)
+
+
+@pytest.mark.parametrize("runs", CASES.values(), ids=CASES)
+def test_a_composition_costs_more_than_a_part_and_less_than_the_sum(runs):
+    """Adding up epsilons would be no bound at the same delta, and far too much."""
+    parts = [epsilon(run.releases, run.rounds, DELTA) for run in runs]
+    assert max(parts) < composed_epsilon(runs, DELTA) < sum(parts)
+
+
+def test_one_run_has_its_own_claim():
+    """Also where it was composed of nothing else, or of runs that released nothing."""
+    for run in (poisson(1, 10, 1000), tree(6.0, 8, 30), local(4.0, 2)):
+        own = epsilon(run.releases, run.rounds, DELTA)
+        assert composed_epsilon([run], DELTA) == own
+        assert composed_epsilon([run, plain(1, 0)], DELTA) == own
+    assert composed_epsilon([], DELTA) == 0
+
+
+def test_equal_sampled_runs_are_one_longer_run_and_trees_are_not():
+    """Two trees of 5 rounds each have 3 + 3 nodes over a client, a tree of 10 has 4."""
+    halves = [poisson(1, 10, 500)] * 2
+    assert composed_epsilon(halves, DELTA) == composed_epsilon([poisson(1, 10, 1000)], DELTA)
+    trees = composed_epsilon([tree(6.0, 16, 5)] * 2, DELTA)
+    assert trees == pytest.approx(dp.get_epsilon_gaussian(6.0 / np.sqrt(6), DELTA))
+
+
+# ---- the divergence of the mechanisms themselves -------------------------------------------------
+
+
+def pair(spending):
+    """Sums of a round with and without what the worst client sends: mixtures of Gaussians.
+
+    Without replacement the others send the opposite, so that a drawn client moves a sum most.
+    """
+    releases = spending.releases
+    q = releases.cohort / releases.population
+    match releases.sampling:
+        case "poisson":
+            return {0.0: 1 - q, 1.0: q}, {0.0: 1.0}
+        case "without_replacement":
+            return {0.0: 1 - q, 2.0: q}, {0.0: 1 - q, 1.0: q}
+    return {1.0: 1.0}, {0.0: 1.0}
+
+
+SIZE, STEP = 1 << 15, 2**-8
+
+
+@cache
+def losses(spending, direction):
+    """The Fourier transform of the privacy losses of a run's rounds, rounded down to a grid."""
+    masses = binned(*pair(spending), spending.releases.noise_multiplier)
+    p, q = masses[::direction]
+    kept = (p > 1e-300) & (q > 1e-300)
+    places = np.floor(np.log(p[kept] / q[kept]) / STEP).astype(int)
+    pmf = np.bincount(places % SIZE, weights=p[kept], minlength=SIZE)
+    return np.fft.rfft(pmf) ** spending.rounds
+
+
+def divergence(runs, epsilon):
+    """δ(ε) of all releases of all runs together: at most the true one."""
+    place = np.arange(SIZE)
+    place[place >= SIZE // 2] -= SIZE
+    short = -np.expm1(np.minimum(epsilon - place * STEP, 0.0))
+    found = [
+        np.fft.irfft(np.prod([losses(run, direction) for run in runs], axis=0), SIZE)
+        for direction in (1, -1)
+    ]
+    return max(float(pmf @ short) for pmf in found)
+
+
+SMALL = [
+    plain(3.0, 2),
+    tree(4.0, 4, 1),
+    poisson(1.0, 1, 4, population=4),
+    sampled("without_replacement", 4.0, 1, 3, 4),
+    local(6.0, 1),
+]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_no_composition_is_below_the_divergence_of_its_mechanisms(count):
+    """Every choice of two and of three mechanisms, under zero-out."""
+    for runs in itertools.combinations_with_replacement(SMALL, count):
+        claimed = composed_epsilon(runs, 1e-4)
+        assert divergence(runs, claimed) <= 1e-4, runs
+
+
+def test_the_divergence_is_not_far_below_the_claim():
+    """So that the oracle would see a composition that leaves one run out."""
+    for runs in itertools.combinations(SMALL[:3], 2):
+        claimed = composed_epsilon(runs, 1e-4)
+        assert divergence(runs, 0.96 * claimed) > 1e-4
+        assert divergence(runs, composed_epsilon(runs[:1], 1e-4)) > 1e-4
+
+
+# ---- relations, and what fits --------------------------------------------------------------------
+
+
+def test_different_claims_compose_under_zero_out_alone():
+    """Runs that claim one relation keep it; a run that released nothing has no say."""
+    replaced = sampled("without_replacement", 4.0, 1, 3, 4)
+    assert common_relation([poisson(1, 10, 5), poisson(2, 1, 5)]) == "add-or-remove"
+    assert common_relation([replaced, local(2.0, 1)]) == "replace"
+    assert common_relation([replaced, poisson(1, 10, 5)]) == "zero-out"
+    assert common_relation([poisson(1, 10, 5), plain(1, 0)]) == "add-or-remove"
+
+
+def test_the_rounds_that_fit_are_the_most_that_do():
+    """Found by bisection; 0 where none fits."""
+    before = poisson(1, 10, 500)
+
+    def fits(rounds):
+        return composed_epsilon([before, plain(10, rounds)], DELTA) <= 2.5
+
+    found = fitting_rounds(fits, 100)
+    assert 0 < found < 100
+    assert fits(found)
+    assert not fits(found + 1)
+    assert fitting_rounds(lambda rounds: rounds == 0, 100) == 0
