@@ -172,6 +172,32 @@ def test_a_lost_client_is_replaced_after_its_grace_period(tmp_path):
     played(tmp_path, scenario)
 
 
+def test_an_offer_that_nobody_answers_is_given_to_another(tmp_path, monkeypatch):
+    """A member that reads its offer and says nothing holds no place."""
+    monkeypatch.setattr("fedloom.server.engine.config.LEAST_ANSWER_S", 0.3)
+
+    async def scenario(federation, agents):
+        silent = await federation.attend(federation.enrol("silent"))
+        cohort = {"goal": 2, "quorum": 2, "patience_s": 0.3, "deadline_s": 3600.0, "candidates": 2}
+        first = Held()
+        await agents.start("first", first)
+        run = await submit(federation, ZEROS, cohort=cohort)
+        offer = await silent.offer_of(run)
+        await until(first.begun.is_set)
+        await agents.start("spare", Adder())
+        first.let_go.set()
+        await federation.ended(run)
+        (only,) = rounds_of(federation, run)
+        assert (only.state, only.accepted) == ("committed", 2)
+        assert {u.client for u in federation.ledger.accepted(run, 1)} == {"first", "spare"}
+        phases = {m.client: m.phase for m in federation.ledger.members(run, 1)}
+        assert phases.keys() == {"silent", "first", "spare"}
+        async with asyncio.timeout(10):
+            assert (await silent.withdrawn.get()).task == offer.key
+
+    played(tmp_path, scenario)
+
+
 def test_a_client_that_raises_is_replaced_or_left_out(tmp_path):
     """An exception in training code ends only that client's task."""
 

@@ -61,7 +61,15 @@ def config(**changes):
 
 
 def opened(available="abcde", **changes):
-    """The first buffer, open at time 0."""
+    """The first buffer, open at time 0; its offers are accepted."""
+    buffer = asked(available, **changes)
+    for client in list(buffer.cohort.phases):
+        assert buffer.handle(OfferAccepted(client), 0.0) == []
+    return buffer
+
+
+def asked(available="abcde", **changes):
+    """The first buffer, open at time 0; no offer is answered yet."""
     buffer = Buffer(config(**changes), number=1, select=first, now=0.0, available=available)
     buffer.handle(Wake(), 0.0)
     assert buffer.state is RoundState.REPORTING
@@ -175,6 +183,32 @@ def test_a_client_that_drops_out_is_replaced():
     assert buffer.handle(Attended("a"), 12.0) == [Offer("a", again=True, origin=1)]
 
 
+def test_an_unanswered_offer_frees_its_place():
+    """The concurrency is of clients that are at work; a rebuilt buffer waits as long."""
+    buffer = asked("abcd", goal=1)
+    for client in "ab":
+        buffer.handle(OfferAccepted(client), 1.0)
+    assert buffer.handle(UpdateAccepted("a"), 2.0) == [Close()]
+    buffer.handle(Committed(), 3.0)
+    members = buffer.snapshot(3.0)
+    assert members == {
+        "b": MemberSnapshot(1, Phase.TRAINING),
+        "c": MemberSnapshot(1, Phase.OFFERED, 7.0),
+    }
+    rebuilt = Buffer.rebuild(
+        buffer.config, number=1, select=first, state=buffer.state, members=members, now=3.0,
+        available="ad",
+    )  # fmt: skip
+    for each in (buffer, rebuilt):
+        each.handle(NextBuffer(2, first), 4.0)
+        assert at_work(each).keys() >= {"b", "c"}
+        assert each.wake_at == 10.0
+        each.handle(Wake(), 10.0)
+        assert each.cohort.phases["c"] is Phase.LOST
+        each.handle(OfferAccepted("c"), 11.0)
+        assert each.cohort.phases["c"] is Phase.TRAINING
+
+
 def test_events_during_a_commit_take_effect_after_it():
     """Nobody is asked between two models; free places are filled with the next."""
     buffer = opened("abcde", goal=1)
@@ -186,6 +220,7 @@ def test_events_during_a_commit_take_effect_after_it():
     assert buffer.refusal_for("c", 1) is None
     buffer.handle(Committed(), 3.0)
     assert buffer.handle(Attended("c"), 4.0) == [Offer("c", again=True, origin=1)]
+    assert buffer.handle(OfferAccepted("c"), 5.0) == []
     assert buffer.wake_at is None
     effects = buffer.handle(NextBuffer(2, first), 30.0)
     assert effects == [Opened(("e", "f")), Offer("e", origin=2), Offer("f", origin=2)]

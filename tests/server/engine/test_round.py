@@ -47,7 +47,15 @@ def config(**changes):
 
 
 def opened(available="abc", **changes):
-    """A round that opened at time 0 with all clients available."""
+    """A round that opened at time 0 with all clients available, and whose offers are accepted."""
+    round_ = asked(available, **changes)
+    for client in round_.cohort.phases:
+        assert round_.handle(OfferAccepted(client), 0.0) == []
+    return round_
+
+
+def asked(available="abc", **changes):
+    """A round that opened at time 0 with all clients available; no offer is answered yet."""
     round_ = Round(config(**changes), select=first, now=0.0, available=available)
     effects = round_.handle(Wake(), 0.0)
     assert round_.state is RoundState.REPORTING
@@ -78,6 +86,9 @@ def test_a_round_opens_when_its_goal_is_available():
     assert round_.handle(Attended("a"), 2.0) == []
     effects = round_.handle(Attended("c"), 3.0)
     assert effects == [Opened(("a", "b", "c")), Offer("a"), Offer("b"), Offer("c")]
+    assert round_.wake_at == 13.0
+    for client in "abc":
+        round_.handle(OfferAccepted(client), 4.0)
     assert round_.wake_at == 103.0
 
 
@@ -174,6 +185,7 @@ def test_a_lost_member_is_replaced_when_patience_runs_out():
     assert round_.handle(Wake(), 14.9) == []
     assert round_.handle(Wake(), 15.0) == [Recruited("d"), Offer("d")]
     assert round_.cohort.phases["a"] is Phase.LOST
+    round_.handle(OfferAccepted("d"), 16.0)
     assert round_.wake_at == 100.0
 
 
@@ -218,6 +230,68 @@ def test_overdue_patience_acts_on_any_event():
     round_ = opened("abcd")
     round_.handle(Left("a"), 0.0)
     assert round_.handle(OfferAccepted("b"), 10.5) == [Recruited("d"), Offer("d")]
+
+
+def test_an_unanswered_offer_is_given_to_another():
+    """At the end of the time to answer, and not earlier."""
+    round_ = asked("abcd")
+    for client in "bc":
+        round_.handle(OfferAccepted(client), 1.0)
+    assert round_.wake_at == 10.0
+    assert round_.handle(Wake(), 9.9) == []
+    assert round_.handle(Wake(), 10.0) == [Recruited("d"), Offer("d")]
+    assert round_.cohort.phases["a"] is Phase.LOST
+    round_.handle(OfferAccepted("d"), 11.0)
+    assert round_.wake_at == 100.0
+
+
+def test_a_late_answer_takes_part_again():
+    """Its replacement keeps working; the first to report counts."""
+    round_ = asked("abcd")
+    for client in "bc":
+        round_.handle(OfferAccepted(client), 1.0)
+    round_.handle(Wake(), 10.0)
+    assert round_.handle(OfferAccepted("a"), 11.0) == []
+    assert round_.cohort.phases["a"] is Phase.TRAINING
+    for client in "ab":
+        assert round_.handle(UpdateAccepted(client), 12.0) == []
+    assert round_.handle(UpdateAccepted("c"), 13.0) == [Close(), Withdraw("d", CLOSED)]
+
+
+def test_a_restart_does_not_give_the_place_away_again():
+    """The ledger holds both members; the silent one gets its grace period again, then is lost."""
+    round_ = restored(
+        cohort={"a": Phase.OFFERED, "b": Phase.OFFERED, "c": Phase.OFFERED, "d": Phase.OFFERED},
+        available="e",
+    )
+    for client in "bcd":
+        assert round_.handle(Attended(client), 1001.0) == [Offer(client, again=True)]
+        round_.handle(OfferAccepted(client), 1001.0)
+    assert round_.handle(Wake(), 1010.0) == []
+    assert round_.cohort.phases["a"] is Phase.LOST
+    assert round_.wake_at == 1050.0
+
+
+def test_a_client_has_time_to_answer_whatever_the_patience():
+    """Without patience for lost members, an answer still needs a moment on the network."""
+    round_ = asked("abcd", patience_s=0.0)
+    assert round_.handle(Wake(), 9.9) == []
+    assert round_.cohort.at_work == 3
+    assert round_.handle(Wake(), 10.0)[:2] == [Recruited("d"), Offer("d")]
+
+
+def test_a_pause_moves_the_time_to_answer():
+    """A pause of 40 s adds 40 s; an offer made in the pause has its whole time after it."""
+    round_ = asked("abcd", patience_s=20.0)
+    round_.handle(Left("b"), 1.0)
+    round_.handle(Pause(), 10.0)
+    assert round_.handle(Attended("b"), 30.0) == [Offer("b", again=True)]
+    round_.handle(Resume(), 50.0)
+    assert round_.handle(Wake(), 59.9) == []
+    assert round_.handle(Wake(), 60.0) == [Recruited("d"), Offer("d")]
+    assert round_.cohort.phases["b"] is Phase.OFFERED
+    round_.handle(Wake(), 70.0)
+    assert round_.cohort.phases["b"] is Phase.LOST
 
 
 def test_an_idle_client_that_left_is_not_recruited():
@@ -376,6 +450,7 @@ def test_a_pause_moves_the_deadline_and_patience():
     assert round_.wake_at == 55.0
     assert round_.clock.deadline_left_s(50.0) == 90.0
     assert round_.handle(Wake(), 55.0) == [Recruited("d"), Offer("d")]
+    round_.handle(OfferAccepted("d"), 56.0)
     assert round_.wake_at == 140.0
 
 
@@ -402,7 +477,7 @@ def test_a_paused_round_does_not_open():
     for client in "abc":
         assert round_.handle(Attended(client), 1.0) == []
     assert round_.handle(Resume(), 5.0)[0] == Opened(("a", "b", "c"))
-    assert round_.wake_at == 105.0
+    assert (round_.clock.deadline, round_.wake_at) == (105.0, 15.0)
 
 
 def test_nobody_is_recruited_in_a_pause():
@@ -485,6 +560,8 @@ def test_a_restored_round_waits_for_its_members_to_return():
     assert round_.handle(Attended("b"), 1002.0) == [Offer("b", again=True)]
     assert round_.handle(Wake(), 1010.0) == [Recruited("d"), Offer("d")]
     assert round_.cohort.phases["c"] is Phase.LOST
+    for client in "bd":
+        round_.handle(OfferAccepted(client), 1011.0)
     assert round_.wake_at == 1050.0
 
 

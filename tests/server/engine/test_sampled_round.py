@@ -12,6 +12,7 @@ from fedloom.server.engine import (
     CloseNow,
     Left,
     Offer,
+    OfferAccepted,
     Opened,
     OperatorRefused,
     Phase,
@@ -82,6 +83,19 @@ def test_a_round_whose_members_all_fail_is_committed():
     round_, _ = opened("ab")
     round_.handle(ClientFailed("a"), 1.0)
     assert Close() in round_.handle(ClientFailed("b"), 2.0)
+
+
+@pytest.mark.parametrize("coins", [True, False])
+def test_an_unanswered_offer_goes_to_nobody_else(coins):
+    """The claim is of the clients that were drawn; the round no longer waits for the silent one."""
+    select = drawing("ab") if coins else lambda there, _: [n for n in there if n in "ab"]
+    round_ = Round(config(coins=coins, goal=2), select=select, now=0.0, available="abcd")
+    round_.handle(Wake(), 0.0)
+    round_.handle(OfferAccepted("b"), 1.0)
+    assert round_.handle(Wake(), 50.0) == []
+    assert dict(round_.cohort.phases) == {"a": Phase.LOST, "b": Phase.TRAINING}
+    assert round_.handle(UpdateAccepted("b"), 51.0)[0] == Close()
+    assert set(round_.cohort.phases) == {"a", "b"}
 
 
 def test_it_opens_with_its_candidates_whatever_the_expected_number():

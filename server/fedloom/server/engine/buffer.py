@@ -43,7 +43,8 @@ class MemberSnapshot:
     Attributes:
         origin: the round in which it was asked.
         phase: as stored.
-        grace_s: seconds left of its grace period; None while it is in contact.
+        grace_s: seconds left of its grace period or time to answer; None while it is in contact
+            and has answered.
     """
 
     origin: int
@@ -123,7 +124,8 @@ class Buffer(RoundEngine):
             self._origins[client] = member.origin
             self.cohort.put(client, member.phase)
         for grace_s, client in sorted(_grace(members)):
-            self.cohort.leave(client, now + grace_s)
+            offered = members[client].phase is Phase.OFFERED
+            (self.cohort.offer if offered else self.cohort.leave)(client, now + grace_s)
         if len(idle) < len(here):
             rest = (c for c in here if c in members and not self.cohort.is_unfinished(c))
             self._resting = dict.fromkeys(rest)
@@ -192,7 +194,7 @@ class Buffer(RoundEngine):
 
     def ask(self, client: str) -> Offer:
         """Add a client to the cohort, on the model of this buffer."""
-        self.cohort.put(client, Phase.OFFERED)
+        self.offer(client)
         self._origins[client] = self.number
         return Offer(client, origin=self.number)
 
@@ -216,7 +218,7 @@ class Buffer(RoundEngine):
             origin = self._origins[client]
             if self.last and self.state is not RoundState.REPORTING:
                 return [Withdraw(client, "the run needs no more updates", origin)]
-            self.cohort.come_back(client)
+            self.offer(client)
             return [Offer(client, again=True, origin=origin)]
         if client in self.cohort:
             self._resting[client] = None

@@ -50,7 +50,7 @@ class RoundClock:
         self.paused_at, self.check_at = None, inf
 
     def grace_until(self, grace_s: float) -> float:
-        """The end of the grace period of a member that loses contact now."""
+        """The end of a period that begins now, such as the grace of a member that leaves."""
         if self.paused_at is not None:
             return self.paused_at + grace_s
         until = self.now + grace_s

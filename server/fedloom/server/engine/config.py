@@ -12,6 +12,9 @@ from typing import ClassVar
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies.staleness import InverseSqrt, Staleness
 
+LEAST_ANSWER_S = 10.0
+"""Shortest time to answer an offer: clients may be far away, and busy when it arrives."""
+
 _ROUNDING = 1e-9  # 100 × 1.1 is 110.00000000000001, which means a cohort of 110
 
 
@@ -29,7 +32,8 @@ class RoundConfig:
         deadline_s: seconds from the opening of REPORTING until the round closes with the updates
             it has, or is abandoned under quorum. Positive and finite.
         patience_s: the grace period: seconds that a cohort member may be out of contact before
-            the round stops waiting for it and an idle client replaces it. At least 0, finite.
+            the round stops waiting for it and an idle client replaces it; likewise that it may
+            leave its offer unanswered, but at least `LEAST_ANSWER_S`. At least 0, finite.
         candidates: clients that must be available before the cohort is drawn from them; the goal
             if that is higher.
         replace: whether an idle client replaces a member that dropped out.
@@ -64,6 +68,11 @@ class RoundConfig:
     def cohort_size(self) -> int:
         """Clients to choose when there are enough: ceil(goal × over_selection)."""
         return max(self.goal, ceil(self.goal * self.over_selection - _ROUNDING))
+
+    @property
+    def answer_s(self) -> float:
+        """Seconds that a member has to answer its offer."""
+        return max(self.patience_s, LEAST_ANSWER_S)
 
     @property
     def by_coins(self) -> bool:

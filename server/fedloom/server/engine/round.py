@@ -130,10 +130,10 @@ class Round(RoundEngine):
             return []
         most = min(len(candidates), config.cohort_size)
         chosen = candidates.take(None if config.by_coins else most)
-        for client in chosen:
-            self.cohort.put(client, Phase.OFFERED)
-        self._places = len(chosen)
         clock.deadline = clock.check_at = clock.now + config.deadline_s
+        for client in chosen:
+            self.offer(client)
+        self._places = len(chosen)
         self.state = RoundState.REPORTING
         opened: list[RoundEffect] = [Opened(tuple(chosen)), *map(Offer, chosen)]
         return opened if chosen else opened + steps.close(self)  # coins may draw nobody
@@ -142,7 +142,8 @@ class Round(RoundEngine):
 
     def _came(self, event: events.Attended) -> list[RoundEffect]:
         client = event.client
-        if self.cohort.come_back(client):
+        if self.cohort.is_unfinished(client):
+            self.offer(client)
             return [Offer(client, again=True)]
         if client in self.cohort:
             return []
@@ -166,7 +167,7 @@ class Round(RoundEngine):
 
     def ask(self, client: str) -> Offer:
         """Add a client to the cohort."""
-        self.cohort.put(client, Phase.OFFERED)
+        self.offer(client)
         return Offer(client)
 
     # operator

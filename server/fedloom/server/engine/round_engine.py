@@ -89,6 +89,10 @@ class RoundEngine(ABC):
             return inf
         return min(self.clock.deadline, self.cohort.next_loss())
 
+    def offer(self, client: str) -> None:
+        """Put a client into the cohort, or a member back, with its time to answer from now on."""
+        self.cohort.offer(client, self.clock.grace_until(self.config.answer_s))
+
     @property
     @abstractmethod
     def continues(self) -> bool:

@@ -17,7 +17,9 @@ class RoundCounts(BaseModel):
     failed: Annotated[int, Field(description="reported a failure")]
     refused: Annotated[int, Field(description="their update was refused")]
     late: Annotated[int, Field(description="in contact, but not done when the round ended")]
-    lost: Annotated[int, Field(description="out of contact when the round ended")]
+    lost: Annotated[
+        int, Field(description="out of contact, or its offer unanswered, when the round ended")
+    ]
     p50_s: Annotated[float | None, Field(description="from offer to accepted update, median")]
     p95_s: float | None
     bytes_down: int
@@ -91,7 +93,8 @@ class MemberView(BaseModel):
         str,
         Field(
             description="offered, training, reported, declined, failed, refused, late (in contact, "
-            "not done when the round ended) or lost (out of contact)"
+            "not done when the round ended) or lost (out of contact, or its offer "
+            "unanswered)"
         ),
     ]
     shape: Annotated[str, Field(description="its session, as in `shapes` of a round")]
