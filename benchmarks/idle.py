@@ -20,6 +20,7 @@ from fedloom.client.network.connection import CHANNEL_OPTIONS
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.transport import methods
 from fedloom.protocol.trust.identity import leaf_pem
+from fedloom.protocol.trust.signing import NONCE_BYTES
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 
@@ -54,7 +55,9 @@ async def _attend(path, gate):
             request_serializer=fleet_pb2.ClientMessage.SerializeToString,
             response_deserializer=fleet_pb2.ServerMessage.FromString,
         )()
-        hello = fleet_pb2.Hello(protocol_versions=PROTOCOL_VERSIONS, client=path.parent.name)
+        hello = fleet_pb2.Hello(
+            protocol_versions=PROTOCOL_VERSIONS, client=path.parent.name, nonce=bytes(NONCE_BYTES)
+        )
         await stream.write(fleet_pb2.ClientMessage(hello=hello))
         welcome = await stream.read()
         if welcome is grpc.aio.EOF or welcome.WhichOneof("kind") != "welcome":

@@ -31,6 +31,7 @@ from fedloom.client.state.store import ClientStore
 from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.transport import methods
+from fedloom.protocol.trust.signing import NONCE_BYTES
 from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
@@ -98,7 +99,9 @@ async def _uploader(config, body, sink_address, pipe):
         request_serializer=fleet_pb2.ClientMessage.SerializeToString,
         response_deserializer=fleet_pb2.ServerMessage.FromString,
     )()
-    hello = fleet_pb2.Hello(protocol_versions=PROTOCOL_VERSIONS, client=name)
+    hello = fleet_pb2.Hello(
+        protocol_versions=PROTOCOL_VERSIONS, client=name, nonce=bytes(NONCE_BYTES)
+    )
     await attend.write(fleet_pb2.ClientMessage(hello=hello))
     await attend.read()
     pipe.send("attending")

@@ -218,7 +218,9 @@ def codecs(directory: Path) -> dict[str, Any]:
 
 def messages() -> dict[str, Any]:
     """Small messages, by themselves."""
-    hello = fleet_pb2.Hello(protocol_versions=[2], client="calm-heron-27", sdk_version="x/1")
+    hello = fleet_pb2.Hello(
+        protocol_versions=[3], client="calm-heron-27", sdk_version="x/1", nonce=bytes(range(32))
+    )
     key = fleet_pb2.TaskKey(run=RUN, round=3)
     made = {
         "ClientMessage hello": fleet_pb2.ClientMessage(hello=hello),
@@ -284,7 +286,7 @@ def signatures() -> dict[str, Any]:
         model=fleet_pb2.ModelRef(digest=model()["sha256"], size_bytes=512),
         deadline_s=600.0,
     )
-    to = signing.Addressee("hospitals.example", "calm-heron-27")
+    to = signing.Addressee("hospitals.example", "calm-heron-27", bytes(range(32)))
     made = {}
     for name, signer in (("first", first), ("second", second)):
         offer = signing.signed_offer(signer, to, task, 1_790_000_000_000_000)
@@ -294,6 +296,7 @@ def signatures() -> dict[str, Any]:
             "purpose": signing.TASK,
             "federation": to.federation,
             "client": to.client,
+            "nonce": to.nonce.hex(),
             "issued_us": "1790000000000000",
             "task": task.SerializeToString(deterministic=True).hex(),
             "statement": offer.statement.hex(),

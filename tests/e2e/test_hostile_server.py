@@ -304,7 +304,7 @@ def test_excess_offers_are_declined_without_harm_to_other_tasks(runner, federati
             (to, task), stream = offers[0], federation.contexts.fleet.get("flooded")
             for number in range(2, 40):
                 task.key.round = number
-                await stream.send(s.tampered.signed(to, task))
+                await stream.send(s.tampered.signed(to, task, issued_us=(1 << 62) + number))
             await until(lambda: len(s.journal("declined")) == 39 - MAX_TASKS)
             client.let_go.set()
             # The ledger has only the first round; the others were invented.

@@ -19,6 +19,7 @@ from fedloom.protocol.transport import methods
 from fedloom.protocol.transport.status import grpc_status
 from fedloom.protocol.trust import tokens
 from fedloom.protocol.trust.identity import build_csr, generate_key, key_to_pem
+from fedloom.protocol.trust.signing import NONCE_BYTES
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server import app
@@ -32,7 +33,9 @@ from support.arena import GOOD, assert_recorded, assert_refused
 from support.federation import Identity, Upload, ask, converse, download, upload
 from support.forgery import honest
 
-HELLO = fleet_pb2.Hello(protocol_versions=PROTOCOL_VERSIONS, client="mallory")
+HELLO = fleet_pb2.Hello(
+    protocol_versions=PROTOCOL_VERSIONS, client="mallory", nonce=bytes(NONCE_BYTES)
+)
 
 
 @asynccontextmanager
@@ -284,7 +287,7 @@ GREETINGS = {
     "future version": (
         [
             fleet_pb2.ClientMessage(
-                hello=fleet_pb2.Hello(protocol_versions=[3, 4], client="peter")
+                hello=fleet_pb2.Hello(protocol_versions=[4, 5], client="peter")
             ).SerializeToString()
         ],
         Code.VERSION_UNSUPPORTED,
@@ -309,6 +312,8 @@ GREETINGS = {
         ],
         Code.VERSION_UNSUPPORTED,
     ),
+    "hello without a nonce": ([greeting(client="peter", nonce=b"")], Code.MALFORMED),
+    "long nonce": ([greeting(client="peter", nonce=bytes(33))], Code.MALFORMED),
     "hello twice": ([greeting(client="peter")] * 2, Code.MALFORMED),
     "garbage after hello": ([greeting(client="peter"), b"\xff\xff\xff"], Code.MALFORMED),
     "nothing after hello": ([greeting(client="peter"), b""], Code.MALFORMED),
@@ -541,7 +546,7 @@ def test_enrolment_needs_a_common_version_and_protobuf(runner, arena, caplog):
         federation = arena.federation
         async with others_go_on(arena):
             token = federation.add_token("newcomer").text()
-            for versions in ([], [1], [3, 4, 2**32 - 1]):
+            for versions in ([], [1], [4, 5, 2**32 - 1]):
                 answer = await federation.ask_enrolment(token=token, protocol_versions=versions)
                 assert answer.code is Code.VERSION_UNSUPPORTED
                 assert answer.status is grpc_status(Code.VERSION_UNSUPPORTED)

@@ -5,6 +5,7 @@ part in the next, honest round.
 """
 
 import logging
+import time
 
 import pytest
 
@@ -12,6 +13,7 @@ from fedloom.client import Agent
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.pki import signing_key
 from support.agents import Adder, Agents, until
 from support.hostile import scene, thief
 
@@ -140,6 +142,56 @@ def test_a_replayed_offer_is_refused(runner, federation, tmp_path, caplog):
     runner.run(main())
 
 
+def test_an_offer_is_refused_on_a_later_connection(runner, federation, tmp_path, caplog):
+    """The device never saw it: only the connection that it was signed for tells that it is old."""
+    kept = []
+
+    def withhold(client, task, honest):
+        kept.append(fleet_pb2.ServerMessage.FromString(honest.SerializeToString()))
+        honest.signed_offer.ClearField("signature")
+        return honest
+
+    async def main():
+        async with scene(federation, tmp_path, "device") as s:
+            s.tampered.once(withhold)
+            run = await s.run()
+            await s.declined(run)
+            await s.stop(run)
+            await s.agents.stop("device")
+            await until(lambda: federation.contexts.fleet.get("device") is None)
+            await s.agents.start("device", Adder())
+            s.tampered.once(lambda *_: kept[0])
+            other = await s.run()
+            await until(lambda: "signed for another" in caplog.text)
+            await s.stop(other)
+            await s.takes_part()
+
+    runner.run(main())
+
+
+@pytest.mark.parametrize("years", [-30, 30])
+def test_a_wrong_clock_of_the_server_delays_no_offer(
+    runner, federation, tmp_path, monkeypatch, years
+):
+    """A server is restarted, also from a backup, with a clock that differs from before."""
+
+    async def main():
+        async with scene(federation, tmp_path, "device") as s:
+            await s.takes_part()
+            await s.agents.stop("device")
+            await until(lambda: federation.contexts.fleet.get("device") is None)
+            key, now_us = s.tampered._key, time.time_ns() // 1000
+            key._issued_us = 0
+            shifted = (now_us + years * 365 * 86_400_000_000) * 1000
+            monkeypatch.setattr(signing_key.time, "time_ns", lambda: shifted)
+            await s.agents.start("device", Adder())
+            await s.takes_part()
+            monkeypatch.undo()
+            await s.takes_part()
+
+    runner.run(main())
+
+
 def test_agents_follow_a_rotated_key_online_and_offline(runner, federation, tmp_path):
     """One is connected, one misses two rotations; both refuse a foreign key."""
 
@@ -189,8 +241,8 @@ def test_a_server_without_signatures_is_refused(runner, federation, tmp_path, mo
     """Both sides name their versions; there is no fallback to unsigned offers."""
     agents = Agents(federation, tmp_path)
     runner.run(agents.enrol("modern"))
-    monkeypatch.setattr("fedloom.server.fleet.calls.PROTOCOL_VERSIONS", (1,))
-    with pytest.raises(Refusal, match=r"version of \[1\], got \[2\]: upgrade the older") as caught:
+    monkeypatch.setattr("fedloom.server.fleet.calls.SERVER_VERSIONS", (1,))
+    with pytest.raises(Refusal, match=r"version of \[1\], got \[3\]: upgrade the older") as caught:
         runner.run(Agent(Adder(), agents.configs["modern"]).run())
     assert caught.value.code is Code.VERSION_UNSUPPORTED
     newest = federation.refusals()[0]

@@ -10,7 +10,7 @@ from fedloom.protocol.tensors import container
 from fedloom.protocol.transport import methods as wire
 from fedloom.protocol.transport.status import grpc_status
 from fedloom.protocol.updates import header
-from fedloom.protocol.version import PROTOCOL_VERSIONS
+from fedloom.protocol.version import PROTOCOL_VERSIONS, SERVER_VERSIONS
 from fedloom.server.fleet import calls
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,8 @@ def test_the_page_states_the_limits_of_the_code():
     assert header.MAX_EXAMPLES == 1 << 42
     assert calls.READ_TIMEOUT_S == 60
     assert f"at most {container.MAX_DIMENSIONS} whole numbers" in PAGE
-    assert PROTOCOL_VERSIONS == (2,)
+    assert PROTOCOL_VERSIONS == SERVER_VERSIONS[:1] == (3,)
+    assert PAGE.startswith("# The wire format, version 3\n")
 
 
 def test_the_page_lists_the_dtypes_and_the_vectors():

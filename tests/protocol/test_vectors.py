@@ -321,7 +321,8 @@ def test_name_in_a_certificate_is_a_spiffe_uri():
 def test_messages_parse_as_their_named_types():
     raw = {name: bytes.fromhex(value) for name, value in vector("messages")["messages"].items()}
     hello = fleet_pb2.ClientMessage.FromString(raw["ClientMessage hello"]).hello
-    assert (list(hello.protocol_versions), hello.client) == ([2], "calm-heron-27")
+    assert (list(hello.protocol_versions), hello.client) == ([3], "calm-heron-27")
+    assert hello.nonce == bytes(range(32))
     reply = fleet_pb2.ClientMessage.FromString(raw["ClientMessage offer_reply"]).offer_reply
     assert (reply.task.round, reply.accepted) == (3, True)
     request = fleet_pb2.DownloadRequest.FromString(raw["DownloadRequest"])
@@ -344,6 +345,7 @@ def test_signatures_are_over_the_documented_bytes(name):
     told = fleet_pb2.OfferStatement.FromString(statement)
     assert (told.federation, told.client) == (said["federation"], said["client"])
     assert told.issued_us == int(said["issued_us"])
+    assert told.nonce == bytes.fromhex(said["nonce"])
     assert told.task == bytes.fromhex(said["task"])
     signed = b"fedloom-signature-1\0" + said["purpose"].encode() + b"\0" + statement
     assert signed.hex() == said["signed"]

@@ -4,6 +4,7 @@ Nothing here goes through `fedloom.client`: what a test sends is what it says, b
 """
 
 import asyncio
+import secrets
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from fedloom.protocol.errors import Code
 from fedloom.protocol.transport import methods
 from fedloom.protocol.trust import tokens
 from fedloom.protocol.trust.identity import build_csr, generate_key, key_to_pem
+from fedloom.protocol.trust.signing import NONCE_BYTES
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server import config
@@ -182,7 +184,10 @@ class Attendance:
         self._reading = None
 
     async def begin(self):
-        hello = fleet_pb2.Hello(protocol_versions=PROTOCOL_VERSIONS, client=self.name)
+        self.nonce = secrets.token_bytes(NONCE_BYTES)
+        hello = fleet_pb2.Hello(
+            protocol_versions=PROTOCOL_VERSIONS, client=self.name, nonce=self.nonce
+        )
         await self._call.write(fleet_pb2.ClientMessage(hello=hello))
         async with asyncio.timeout(PATIENCE_S):
             welcome = await self._call.read()

@@ -28,6 +28,7 @@ class Tampered:
         self._key = key
         self.federation = federation
         self.sent = []
+        self._nonce = b""
         self._next = []
 
     @property
@@ -40,8 +41,9 @@ class Tampered:
     def sign(self, purpose, payload):
         return self._key.sign(purpose, payload)
 
-    def offer(self, client, task):
-        honest = self._key.offer(client, task)
+    def offer(self, client, task, nonce):
+        self._nonce = nonce
+        honest = self._key.offer(client, task, nonce)
         message = self._next.pop(0)(client, task, honest) if self._next else honest
         self.sent.append(message)
         return message
@@ -55,7 +57,7 @@ class Tampered:
 
     def signed(self, client, task, *, signer=None, federation=None, issued_us=1 << 62):
         """An offer of any task, signed by the server's own key by default."""
-        to = Addressee(federation or self.federation, client)
+        to = Addressee(federation or self.federation, client, self._nonce)
         offer = signed_offer(signer or self.signer, to, task, issued_us)
         return fleet_pb2.ServerMessage(signed_offer=offer)
 

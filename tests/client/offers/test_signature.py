@@ -9,8 +9,8 @@ from fedloom.client.owner import journal
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.trust.identity import Peer
-from fedloom.protocol.trust.signing import Signer
-from fedloom.protocol.v1 import enrolment_pb2
+from fedloom.protocol.trust.signing import NONCE_BYTES, Addressee, Signer, signed_offer
+from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 
 NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 
@@ -63,3 +63,25 @@ def test_an_endorsed_key_replaces_the_known_one(store):
     trust.check("promoted", b"statement", new.signature("promoted", b"statement"))
     with pytest.raises(Refusal):
         trust.check("promoted", b"statement", known.signature("promoted", b"statement"))
+
+
+def test_an_offer_is_accepted_once_on_its_connection(store):
+    """In the order of signing; a new connection begins anew, whatever the server's clock."""
+    signer = Signer.new()
+    store.trust(signer.public)
+    trust = trust_of(store)
+
+    def offer(nonce, issued_us):
+        task = fleet_pb2.Task(key=fleet_pb2.TaskKey(run="r", round=1))
+        return signed_offer(signer, Addressee("ward", "oak", nonce), task, issued_us)
+
+    first, second = trust.begin(), trust.begin()
+    assert first != second
+    assert len(first) == len(second) == NONCE_BYTES
+    assert trust.open(offer(second, 9)).key.round == 1
+    for nonce, issued_us in ((second, 9), (second, 8), (first, 10), (b"", 10)):
+        with pytest.raises(Refusal, match="old offer of round 1 of r") as caught:
+            trust.open(offer(nonce, issued_us))
+        assert caught.value.code is Code.STALE_ROUND
+    trust.open(offer(second, 10))
+    trust.open(offer(trust.begin(), 1))

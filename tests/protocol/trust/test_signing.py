@@ -1,5 +1,7 @@
 """Signatures: what they cover, which keys are trusted, and how trust moves between keys."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from fedloom.protocol.errors import Code, IntegrityError, Refusal
 from fedloom.protocol.trust.signing import (
     MAX_CHAIN,
+    NONCE_BYTES,
     Addressee,
     Signer,
     VerifiedOffer,
@@ -17,7 +20,7 @@ from fedloom.protocol.trust.signing import (
 )
 from fedloom.protocol.v1 import fleet_pb2, signing_pb2
 
-ME = Addressee("ward", "calm-heron-27")
+ME = Addressee("ward", "calm-heron-27", bytes(NONCE_BYTES))
 TASK = fleet_pb2.Task(
     key=fleet_pb2.TaskKey(run="digits-0a1b2c", round=3),
     kind=fleet_pb2.TASK_KIND_TRAIN,
@@ -138,7 +141,8 @@ def test_an_offer_contains_its_task():
 
 
 @pytest.mark.parametrize(
-    "other", [Addressee("ward", "swift-otter-5"), Addressee("other", "calm-heron-27")]
+    "other",
+    [Addressee("ward", "swift-otter-5", ME.nonce), Addressee("other", "calm-heron-27", ME.nonce)],
 )
 def test_an_offer_for_another_client_is_refused(other):
     """Also for a client of the same name in another federation."""
@@ -146,6 +150,18 @@ def test_an_offer_for_another_client_is_refused(other):
     offer = signed_offer(signer, other, TASK, 7)
     check = Verifier({signer.public})
     assert refused(open_offer, check, ME, offer) is Code.WRONG_IDENTITY
+
+
+@pytest.mark.parametrize(
+    "nonce",
+    [b"", bytes(NONCE_BYTES - 1), bytes(NONCE_BYTES - 1) + b"1"],
+    ids=["none", "short", "other"],
+)
+def test_an_offer_for_another_connection_is_refused(nonce):
+    """Also one that was signed for none, by a server of version 2."""
+    signer = Signer.new()
+    offer = signed_offer(signer, replace(ME, nonce=nonce), TASK, 7)
+    assert refused(open_offer, Verifier({signer.public}), ME, offer) is Code.STALE_ROUND
 
 
 def test_every_field_of_a_task_is_bound():

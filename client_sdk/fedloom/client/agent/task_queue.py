@@ -6,7 +6,6 @@ is sent until the server has it or withdraws the task.
 
 import asyncio
 import logging
-import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -22,7 +21,6 @@ from fedloom.client.gates import Able, Gate, Objection, first_objection
 from fedloom.client.network import transfer
 from fedloom.client.network.connection import Connection
 from fedloom.client.offers.checks import check_offer, is_run
-from fedloom.client.offers.replay_guard import ReplayGuard
 from fedloom.client.offers.signature import unsigned
 from fedloom.client.owner.journal_entries import account
 from fedloom.client.owner.policy import Policy, PolicyError, PolicyFile
@@ -86,7 +84,6 @@ class TaskQueue:
         self._chunks = chunks
         self._rules = rules or PolicyGate(PolicyFile(None), store.directory)
         self._gates: tuple[Gate, ...] = (Able(client), self._rules, *gates)
-        self._replay_guard = ReplayGuard(store.directory)
         self._watch = watch or ConditionWatch()
         self._interruptions = interruptions or Interruptions()
         self._budgets = budgets or Budgets()
@@ -120,7 +117,7 @@ class TaskQueue:
         """Accept an offer, or decline it with a reason."""
         try:
             with tracing.under(tracing.checked(traceparent)):
-                await self._offered(*self._verified(offer))
+                await self._offered(self._verified(offer))
         except Refusal as refusal:
             self._refused(key, f"an offer: {refusal.code}: {refusal}")
             if (key.run, key.round) not in self._work:  # the key of an unverified offer is no proof
@@ -143,27 +140,23 @@ class TaskQueue:
             server=here.server,
         )
 
-    def _verified(
-        self, offer: fleet_pb2.Task | fleet_pb2.SignedOffer
-    ) -> tuple[fleet_pb2.Task, int]:
-        """The task of an offer and when it was signed; refuses what the federation did not sign."""
+    def _verified(self, offer: fleet_pb2.Task | fleet_pb2.SignedOffer) -> fleet_pb2.Task:
+        """The task of an offer; refuses what the federation did not sign for this connection."""
         trust = self._connection.trust
         if isinstance(offer, fleet_pb2.SignedOffer):
             if trust is None:
                 raise Refusal(
                     Code.BAD_SIGNATURE, "The offer is signed, but this client connects without TLS."
                 )
-            opened = trust.open(offer)
-            return opened.task, opened.issued_us
+            return trust.open(offer)
         if trust is not None:
             raise unsigned()
-        return offer, time.time_ns() // 1000
+        return offer
 
-    async def _offered(self, offer: fleet_pb2.Task, issued_us: int) -> None:
+    async def _offered(self, offer: fleet_pb2.Task) -> None:
         key = (offer.key.run, offer.key.round)
         if not self._is_running(key):
             check_offer(offer)
-            self._replay_guard.check(*key, issued_us)
             try:
                 task = task_from_message(offer, self._connection.name)
             except FedloomError as error:
@@ -179,7 +172,6 @@ class TaskQueue:
             self.idle.clear()
             self.busy.set()
             work.add_done_callback(lambda _: self._forget(key))
-        self._replay_guard.saw(offer.key.run, issued_us)
         await self._reply(offer.key)
 
     def _is_running(self, key: TaskId) -> bool:
@@ -238,7 +230,6 @@ class TaskQueue:
         log.info("round %d of %s was withdrawn: %s", key[1], key[0], why)
         if key in self._work:
             self._note("withdrawn", key, f"The server withdrew {_of(key)}: {why}")
-            self._replay_guard.settle(*key)
         self._cancel(key)
         self._drop(key)
 
@@ -250,10 +241,6 @@ class TaskQueue:
             self._store.remove_round(*key)
         except OSError as error:
             log.warning("files of round %d of %s could not be removed: %s", key[1], key[0], error)
-
-    def _settle(self, key: TaskId) -> None:
-        self._replay_guard.settle(*key)
-        self._drop(key)
 
     def _cancel(self, key: TaskId) -> None:
         # Only once: a second cancel would end the wait for the training, not the training.
@@ -285,14 +272,14 @@ class TaskQueue:
             name = self._connection.name
             log.info("%s: update of round %d of %s accepted", name, task.round, task.run)
             self._note("accepted", key, f"The server accepted the result of {_of(key)}.")
-            self._settle(key)
+            self._drop(key)
             self._rules.answered(offer)
         except Refusal as refusal:
             log.warning("round %d of %s: %s: %s", task.round, task.run, refusal.code, refusal)
             span.end(refusal.code.value)
             why = f"{refusal.code}: {refusal}"
             self._note("rejected", key, f"The server rejected the result of {_of(key)}: {why}")
-            self._settle(key)
+            self._drop(key)
             self._rules.answered(offer)
         except PolicyError as error:
             log.warning("round %d of %s: nothing was sent: %s", task.round, task.run, error)

@@ -19,7 +19,6 @@ import grpc
 
 from fedloom.client.config import ClientConfig
 from fedloom.client.network.connection import CONNECT_S, Connection
-from fedloom.client.offers.replay_guard import FILE as ANSWERS
 from fedloom.client.owner import journal
 from fedloom.client.owner.policy_gate import FILE as ROUNDS
 from fedloom.client.state.health_file import FILE as AGENT
@@ -31,7 +30,7 @@ from fedloom.protocol.trust.private_files import sync_directory
 from fedloom.protocol.v1 import fleet_pb2
 
 KEYS = ("identity.pem", "noise.key")
-FILES = ("root.pem", "signing.pub", "room", LOCK, ANSWERS, ROUNDS, AGENT)
+FILES = ("root.pem", "signing.pub", "room", LOCK, "answered.json", ROUNDS, AGENT)
 FOLDERS = ("models", "outbox", "memory", "promoted", "checkpoints", "flower")
 
 _GONE = frozenset({Code.REVOKED, Code.UNKNOWN_CLIENT, Code.EXPIRED})

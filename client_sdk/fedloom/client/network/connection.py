@@ -136,6 +136,7 @@ class Connection:
             client=self.name,
             sdk_version=f"fedloom/{__version__}",
             labels=self._config.labels,
+            nonce=b"" if self.trust is None else self.trust.begin(),
         )
         try:
             async with asyncio.timeout(CONNECT_S):

@@ -1,18 +1,21 @@
 """Signatures of the server: a client accepts only offers that the federation's key signed for it.
 
-Invariant: the key changes only to one that the current key endorses. A client whose enrolment is
-older than signatures learns the key once, with a renewed certificate.
+Invariants: the key changes only to one that the current key endorses. A client whose enrolment is
+older than signatures learns the key once, with a renewed certificate. An offer is accepted once, on
+the connection that it was signed for: no clock and no record of earlier offers is needed.
 """
 
 import logging
+import secrets
+from dataclasses import replace
 
 from fedloom.client.state.store import ClientStore
-from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.trust.identity import Peer
 from fedloom.protocol.trust.signing import (
     KEY_BYTES,
+    NONCE_BYTES,
     Addressee,
-    VerifiedOffer,
     Verifier,
     fingerprint,
     open_offer,
@@ -31,7 +34,8 @@ class Trust:
 
     def __init__(self, store: ClientStore, me: Peer) -> None:
         self._store = store
-        self._me = Addressee(me.federation, me.client)
+        self._me = Addressee(me.federation, me.client, b"")
+        self._newest_us = 0
         self.verifier = Verifier(store.trusted())
 
     @property
@@ -44,16 +48,30 @@ class Trust:
         """Whether the federation's key is known."""
         return bool(self.verifier.keys)
 
-    def open(self, offer: fleet_pb2.SignedOffer) -> VerifiedOffer:
+    def begin(self) -> bytes:
+        """Begin a connection: offers of earlier ones are invalid. Returns its nonce."""
+        self._me = replace(self._me, nonce=secrets.token_bytes(NONCE_BYTES))
+        self._newest_us = 0
+        return self._me.nonce
+
+    def open(self, offer: fleet_pb2.SignedOffer) -> fleet_pb2.Task:
         """Verify an offer and return its task; stores a key that the known one endorsed.
 
         Raises:
-            Refusal: it is not signed, or not for this client.
+            Refusal: it is not signed, not for this client, or not newer than the last one.
         """
         before = self.verifier.keys
         opened = open_offer(self.verifier, self._me, offer)
         self._keep(before)
-        return opened
+        if opened.issued_us <= self._newest_us:
+            key = opened.task.key
+            raise Refusal(
+                Code.STALE_ROUND,
+                f"Expected an offer that was signed after the last one, got an old offer of round "
+                f"{key.round} of {printable(key.run, 80)}.",
+            )
+        self._newest_us = opened.issued_us
+        return opened.task
 
     def check(self, purpose: str, payload: bytes, signature: signing_pb2.Signature) -> None:
         """Check the signature of another statement; stores a key that the known one endorsed.

@@ -18,17 +18,18 @@ successor was seen.
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import DecodeError
 
-from fedloom.protocol.errors import Code, IntegrityError, Refusal
+from fedloom.protocol.errors import Code, IntegrityError, Refusal, printable
 from fedloom.protocol.v1 import fleet_pb2, signing_pb2
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
+NONCE_BYTES = 32
 MAX_CHAIN = 64
 """Most endorsements in a signature: a client that missed more key changes enrols again."""
 
@@ -206,10 +207,12 @@ class Addressee:
     Attributes:
         federation: as in the client's certificate.
         client: likewise.
+        nonce: of the connection's hello, `NONCE_BYTES`; empty for a client of version 2.
     """
 
     federation: str
     client: str
+    nonce: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +244,7 @@ def signed_offer(
         client=addressee.client,
         task=task.SerializeToString(deterministic=True),
         issued_us=issued_us,
+        nonce=addressee.nonce,
     ).SerializeToString(deterministic=True)
     return fleet_pb2.SignedOffer(
         statement=statement, signature=signer.signature(TASK, statement), task=task.key
@@ -253,8 +257,8 @@ def open_offer(
     """Verify an offer, then parse its task.
 
     Raises:
-        Refusal: BAD_SIGNATURE; WRONG_IDENTITY if it is for another client or federation; or
-            MALFORMED.
+        Refusal: BAD_SIGNATURE; WRONG_IDENTITY if it is for another client or federation;
+            STALE_ROUND if it is for another connection; or MALFORMED.
     """
     verifier.check(TASK, offer.statement, offer.signature)
     try:
@@ -264,12 +268,18 @@ def open_offer(
         raise Refusal(
             Code.MALFORMED, f"Expected a signed task, got {len(offer.statement)} other bytes."
         ) from None
-    meant = Addressee(statement.federation, statement.client)
-    if meant != addressee:
+    meant = Addressee(statement.federation, statement.client, statement.nonce)
+    if replace(meant, nonce=addressee.nonce) != addressee:
         raise Refusal(
             Code.WRONG_IDENTITY,
             f"Expected an offer for {addressee.client!r} of {addressee.federation!r}, got one "
             f"that was signed for {meant.client[:80]!r} of {meant.federation[:80]!r}.",
+        )
+    if meant.nonce != addressee.nonce:
+        raise Refusal(
+            Code.STALE_ROUND,
+            f"Expected an offer that was signed for this connection, got an old offer of round "
+            f"{task.key.round} of {printable(task.key.run, 80)}, signed for another one.",
         )
     if offer.task != task.key:
         raise Refusal(Code.MALFORMED, "Expected an offer that names the task in it, got another.")

@@ -61,7 +61,7 @@ class ClientMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., offer_reply: _Optional[_Union[OfferReply, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_versions", "client", "sdk_version", "labels")
+    __slots__ = ("protocol_versions", "client", "sdk_version", "labels", "nonce")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -73,11 +73,13 @@ class Hello(_message.Message):
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     SDK_VERSION_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
     protocol_versions: _containers.RepeatedScalarFieldContainer[int]
     client: str
     sdk_version: str
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., sdk_version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    nonce: bytes
+    def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., sdk_version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class OfferReply(_message.Message):
     __slots__ = ("task", "accepted", "reason", "again_s")
@@ -134,16 +136,18 @@ class SignedOffer(_message.Message):
     def __init__(self, statement: _Optional[bytes] = ..., signature: _Optional[_Union[_signing_pb2.Signature, _Mapping]] = ..., task: _Optional[_Union[TaskKey, _Mapping]] = ...) -> None: ...
 
 class OfferStatement(_message.Message):
-    __slots__ = ("federation", "client", "task", "issued_us")
+    __slots__ = ("federation", "client", "task", "issued_us", "nonce")
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     ISSUED_US_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
     federation: str
     client: str
     task: bytes
     issued_us: int
-    def __init__(self, federation: _Optional[str] = ..., client: _Optional[str] = ..., task: _Optional[bytes] = ..., issued_us: _Optional[int] = ...) -> None: ...
+    nonce: bytes
+    def __init__(self, federation: _Optional[str] = ..., client: _Optional[str] = ..., task: _Optional[bytes] = ..., issued_us: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "federation", "server_version", "unix_time")

@@ -8,8 +8,9 @@ import grpc
 
 from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.transport import methods
+from fedloom.protocol.trust.signing import NONCE_BYTES
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.protocol.version import __version__
+from fedloom.protocol.version import NONCE_SINCE, __version__
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named, check_version
 from fedloom.server.fleet.context import FleetContext
@@ -36,9 +37,15 @@ class Attending:
         """
         client = call.client
         hello = await _hello(call, context)
-        session = Session(call, context.write)
+        version = check_version(hello.protocol_versions)
+        if call.peer is not None and version >= NONCE_SINCE and len(hello.nonce) != NONCE_BYTES:
+            raise Refusal(
+                Code.MALFORMED,
+                f"Expected a nonce of {NONCE_BYTES} bytes in hello, got {len(hello.nonce)}.",
+            )
+        session = Session(call, context.write, hello.nonce if version >= NONCE_SINCE else b"")
         welcome = fleet_pb2.Welcome(
-            protocol_version=check_version(hello.protocol_versions),
+            protocol_version=version,
             federation=self._server.config.federation,
             server_version=__version__,
             unix_time=time.time(),
@@ -46,8 +53,7 @@ class Attending:
         await session.send(fleet_pb2.ServerMessage(welcome=welcome))
         self._server.presence.came(client, hello)
         self._server.fleet.attend(session)
-        version = printable(hello.sdk_version, 80)
-        log.info("%s attends (%s)", client, version, extra=about(client))
+        log.info("%s attends (%s)", client, printable(hello.sdk_version, 80), extra=about(client))
         try:
             await self._listen(session, context)
         finally:

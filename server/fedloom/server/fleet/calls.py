@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.transport import methods
 from fedloom.protocol.transport.status import grpc_status
-from fedloom.protocol.version import PROTOCOL_VERSIONS
+from fedloom.protocol.version import SERVER_VERSIONS
 from fedloom.server.fleet.authenticate import Context, caller, claimed
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.sessions import Call
@@ -101,11 +101,11 @@ def check_version(versions: Iterable[int]) -> int:
         Refusal: VERSION_UNSUPPORTED.
     """
     theirs = list(versions)
-    common = set(theirs) & set(PROTOCOL_VERSIONS)
+    common = set(theirs) & set(SERVER_VERSIONS)
     if not common:
         raise Refusal(
             Code.VERSION_UNSUPPORTED,
-            f"Expected a protocol version of {list(PROTOCOL_VERSIONS)}, "
+            f"Expected a protocol version of {list(SERVER_VERSIONS)}, "
             f"got {theirs[:8]}: upgrade the older side.",
         )
     return max(common)

@@ -73,13 +73,14 @@ class Call:
 
 
 class Session:
-    """One connected client."""
+    """One connected client; `nonce` is that of its hello."""
 
-    __slots__ = ("_lock", "_send", "call", "client", "progress", "task")
+    __slots__ = ("_lock", "_send", "call", "client", "nonce", "progress", "task")
 
-    def __init__(self, call: Call, send: Send) -> None:
+    def __init__(self, call: Call, send: Send, nonce: bytes = b"") -> None:
         self.call = call
         self.client = call.client
+        self.nonce = nonce
         self.task: TaskId | None = None
         self.progress: ReportedProgress | None = None
         self._send = send

@@ -56,9 +56,9 @@ class SigningKey:
         """See `Signer.sign`."""
         return self.signer.sign(purpose, payload)
 
-    def offer(self, client: str, task: fleet_pb2.Task) -> fleet_pb2.ServerMessage:
-        """A task for a client, signed."""
-        to = Addressee(self._federation, client)
+    def offer(self, client: str, task: fleet_pb2.Task, nonce: bytes) -> fleet_pb2.ServerMessage:
+        """A task for a client, signed for the connection with this nonce."""
+        to = Addressee(self._federation, client, nonce)
         self._issued_us = max(self._issued_us + 1, time.time_ns() // 1000)
         offer = signed_offer(self.signer, to, task, self._issued_us)
         return fleet_pb2.ServerMessage(signed_offer=offer)

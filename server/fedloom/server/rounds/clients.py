@@ -30,11 +30,13 @@ class ConnectedClient(Protocol):
 
     Attributes:
         client: its name.
+        nonce: of its connection, which offers are signed for.
         task: that it works on; None while it is idle.
         progress: its last training report.
     """
 
     client: str
+    nonce: bytes
     task: TaskId | None
     progress: ReportedProgress | None
 

@@ -39,4 +39,5 @@ class RoundsContext(StorageContext):
         """The message that offers a task to a client, signed where the server signs."""
         if self.signing is None:
             return fleet_pb2.ServerMessage(offer=task)
-        return self.signing.offer(client, task)
+        session = self.fleet.get(client)
+        return self.signing.offer(client, task, b"" if session is None else session.nonce)
