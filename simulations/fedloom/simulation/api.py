@@ -21,6 +21,7 @@ from fedloom.simulation.output.progress import Progress
 from fedloom.simulation.output.summary import summary
 from fedloom.simulation.training.simulator import Simulation
 from fedloom.simulation.workers.failures import NO_ROOM
+from fedloom.strategies.exact.grid import grid_lines
 from fedloom.strategies.privacy import claim_lines
 
 OnRound = Callable[[RoundRecord], bool | None]
@@ -78,6 +79,9 @@ def simulate(
         manifest = simulation.worker_setup.manifest
         if show and (claim := limits.claim(experiment.spec, manifest)) is not None:
             console.print("\n".join(claim_lines(claim)), style="dim", markup=False)
+        if show and (grid := experiment.spec.grid()) is not None:
+            lines = grid_lines(grid.facts(experiment.spec.precision))
+            console.print("\n".join(lines), style="dim", markup=False)
         records, stopped = _rounds(simulation, before, listeners, console if show else None)
         result = Result(
             records=tuple(records),

@@ -35,6 +35,7 @@ class Recipe:
         over_selection: of the cohort.
         replace: whether an idle client replaces a lost one.
         uneven: setting of [train] that makes clients send different coordinates; empty for none.
+        sum_bits: of a narrow sum; None for exact sums.
     """
 
     strategy: Strategy
@@ -51,6 +52,7 @@ class Recipe:
     over_selection: float = 1.0
     replace: bool = False
     uneven: str = ""
+    sum_bits: int | None = None
 
 
 _STEPS: Final = {
@@ -323,6 +325,30 @@ def _several_models(recipe: Recipe) -> str:
     )
 
 
+def _narrow(recipe: Recipe) -> str:
+    """Sums below 64 bits are only for means whose error a run can state."""
+    strategy, bits = recipe.strategy, recipe.sum_bits
+    if bits is None or bits >= 64:
+        return ""
+    if recipe.privacy is not None:
+        return (
+            f"Expected sum_bits = 64 or none with [privacy], whose noise is on a grid of 64 bits, "
+            f"got {bits}. Leave it out."
+        )
+    if strategy.needs != "sum":
+        return (
+            f"Expected no sum_bits with the aggregation {strategy.aggregation.name}, which adds "
+            f"nothing up, got {bits}. Leave out sum_bits and precision."
+        )
+    if strategy.rule.scalars:
+        return (
+            f"Expected sum_bits = 64 or none with the client rule {strategy.rule.name}, whose "
+            f"means are divided by that of {strategy.rule.scalars[0]}, got {bits}: precision would "
+            "not bound the error of a step. Leave out sum_bits and precision."
+        )
+    return ""
+
+
 CHECKS: Final[tuple[Check, ...]] = (
     _weighting,
     _counts_once,
@@ -339,6 +365,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     _whole_tensors,
     _uneven,
     _several_models,
+    _narrow,
 )
 
 

@@ -61,7 +61,8 @@ def template() -> None:
 def submit(spec: Path, model: str, evaluate: bool, watch: bool, directory: Path) -> None:
     """Start a run from an initial model.
 
-    First prints the privacy guarantee of a run with [privacy], as `fedloom run describe` does.
+    First prints the privacy guarantee of a run with [privacy], and the rounding of one with
+    sum_bits, as `fedloom run describe` does.
 
     \b
     Examples:
@@ -74,9 +75,12 @@ def submit(spec: Path, model: str, evaluate: bool, watch: bool, directory: Path)
         values |= {"evaluate_only": True, "rounds": 1}
     control = Control(directory)
     with within(spec):  # before the model is uploaded
-        claim = control.post("runs", "describe", body={"spec": values})["privacy"]
+        described = control.post("runs", "describe", body={"spec": values})
+    claim, grid = described["privacy"], described["sums"]
     if claim is not None and not output.wants_json():
         _show_claim(claim)
+    if grid is not None and not output.wants_json():
+        _show_sums(grid)
     digest = _upload(control, Path(model)) if Path(model).is_file() else _as_digest(model)
     started = control.post("runs", body={"spec": values, "model": digest})
     if claim is not None and not output.wants_json():
@@ -96,7 +100,9 @@ def submit(spec: Path, model: str, evaluate: bool, watch: bool, directory: Path)
 @click.argument("spec", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
 @server_options
 def describe(spec: Path, directory: Path) -> None:
-    """Check a run's settings and show its privacy guarantee; start nothing.
+    """Check a run's settings; show its privacy guarantee and the rounding of its sums.
+
+    Nothing starts.
 
     \b
     Example:
@@ -106,7 +112,25 @@ def describe(spec: Path, directory: Path) -> None:
     control = Control(directory)
     with within(spec):
         found = control.post("runs", "describe", body={"spec": values})
-    output.emit(found, lambda: _show_claim(found["privacy"]))
+
+    def show() -> None:
+        _show_claim(found["privacy"])
+        if not found["spec"]["privacy"]:
+            _show_sums(found["sums"])
+
+    output.emit(found, show)
+
+
+def _show_sums(grid: dict[str, Any] | None) -> None:
+    from fedloom.strategies.exact.grid import grid_lines  # noqa: PLC0415 - it imports numpy
+
+    if grid is None:
+        click.echo("Sums: exact.")
+        return
+    first, *rest = grid_lines(grid)
+    click.echo(f"Sums: {first}")
+    for line in rest:
+        click.echo(f"  {line}")
 
 
 def _show_claim(claim: dict[str, Any] | None) -> None:

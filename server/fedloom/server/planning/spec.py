@@ -33,10 +33,10 @@ from fedloom.strategies import (
     Personal,
     Strategy,
     compatibility,
-    exponent,
     privacy,
     registry,
 )
+from fedloom.strategies.exact.grid import Grid
 from fedloom.strategies.privacy import Plan, Privacy, Stream
 from fedloom.strategies.selection import History, Selection
 from fedloom.strategies.staleness import staleness_weighting
@@ -77,8 +77,11 @@ class RunSpec:
         max_abs: largest magnitude of a value that clients may send.
         max_norm: largest Euclidean norm of an update; None for no limit.
         max_weight: largest weight of an update.
-        sum_bits: 64 rounds sums to a fixed grid, as all sums before exact ones; None for exact
-            sums. Runs with [privacy] always use the grid, to which their noise belongs.
+        sum_bits: 16, 24, 32 or 64 rounds sums to a fixed grid, so that they fit as many bits; None
+            for exact sums. Runs with [privacy] always use 64 bits, to whose grid their noise
+            belongs.
+        precision: the largest error of a mean that the run accepts of its grid, in units of the
+            values; required with sum_bits below 64.
         config: passed to the client's code unchanged.
         privacy: settings of `Privacy`; empty for no differential privacy.
     """
@@ -101,7 +104,8 @@ class RunSpec:
     max_abs: float = 1024.0
     max_norm: float | None = None
     max_weight: float = float(1 << 18)
-    sum_bits: Literal[64] | None = None
+    sum_bits: Literal[16, 24, 32, 64] | None = None
+    precision: float | None = None
     config: Mapping[str, Scalar]
     privacy: Mapping[str, Any]
 
@@ -127,6 +131,7 @@ class RunSpec:
             self.run_config()
             self.exponent()
             self._check_local_noise()
+            self._check_precision()
         except (ValueError, TypeError, privacy.MissingAccountant) as error:
             raise UsageError(str(error)) from None
 
@@ -151,6 +156,7 @@ class RunSpec:
                 over_selection=cohort.over_selection,
                 replace=bool(self.cohort.get("replace", False)),
                 uneven=self.local_training().uneven,
+                sum_bits=self.sum_bits,
             )
         )
         return strategy
@@ -328,10 +334,38 @@ class RunSpec:
         """Whether a round's sums are rounded to a grid of 2^-exponent."""
         return self.sum_bits is not None or bool(self.privacy)
 
+    def grid(self) -> Grid | None:
+        """The grid of narrow sums; None for exact sums, and with [privacy]: its noise hides it."""
+        return None if self.sum_bits is None or self.privacy else self._grid()
+
+    def _grid(self) -> Grid:
+        return Grid(
+            bits=self.sum_bits or 64,
+            max_abs=self.max_abs,
+            weighting=self.weighting,
+            max_weight=self.max_weight,
+            updates=self.capacity,
+        )
+
+    def _check_precision(self) -> None:
+        grid, precision = self.grid(), self.precision
+        if grid is None and precision is not None:
+            instead = "[privacy]" if self.privacy else "exact sums"
+            raise UsageError(
+                f"Expected no precision with {instead}, got {precision:g}: it limits the error of "
+                "a grid that sum_bits sets. Leave it out."
+            )
+        if grid is not None and grid.bits < 64 and precision is None:
+            raise UsageError(
+                f"Expected precision with sum_bits = {grid.bits}: the largest error of a mean that "
+                f"you accept, in units of the values. These bounds reach {grid.largest_error:.4g}."
+            )
+        if grid is not None and precision is not None:
+            grid.check(precision)
+
     def exponent(self) -> int:
         """The fixed-point format of a round's sums; it follows from the specification alone."""
-        heaviest = 1.0 if self.weighting == "uniform" else self.max_weight
-        most = exponent(self.max_abs, heaviest * self.capacity)
+        most = self._grid().exponent
         plan = self.privacy_plan()
         if plan is None or not plan.settings.central:
             return most

@@ -204,6 +204,14 @@ class Description(BaseModel):
     privacy: Annotated[
         dict[str, Any] | None, Field(description="its privacy claim; null without [privacy]")
     ]
+    sums: Annotated[
+        dict[str, Any] | None,
+        Field(
+            description="the grid of its sums: bits, exponent, step, largest_error, precision, "
+            "vanishes (weight → largest value that becomes zero); null for exact sums and with "
+            "[privacy]"
+        ),
+    ] = None
 
 
 class RunView(BaseModel):

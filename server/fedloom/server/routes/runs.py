@@ -23,10 +23,14 @@ async def submit(context: Context, principal: Operator, new: views.NewRun) -> vi
 
 @router.post("/describe")
 async def describe(_: Viewer, spec: views.Described) -> views.Description:
-    """Check a specification and return its privacy claim; nothing starts."""
+    """Check a specification; return its privacy claim and the grid of its sums; start nothing."""
     checked = await asyncio.to_thread(parse, spec.spec)  # calibrating noise takes seconds
-    plan = checked.privacy_plan()
-    return views.Description(spec=checked.as_dict(), privacy=None if plan is None else plan.claim())
+    plan, grid = checked.privacy_plan(), checked.grid()
+    return views.Description(
+        spec=checked.as_dict(),
+        privacy=None if plan is None else plan.claim(),
+        sums=None if grid is None else grid.facts(checked.precision),
+    )
 
 
 @router.get("")

@@ -24,6 +24,7 @@ from fedloom.server.queries.views import NewRun
 from fedloom.server.web.render import page
 from fedloom.server.web.settings import as_toml
 from fedloom.strategies import registry
+from fedloom.strategies.exact.grid import grid_lines
 from fedloom.strategies.privacy import MissingAccountant
 
 router = APIRouter(include_in_schema=False, route_class=LivePart)
@@ -60,6 +61,7 @@ _BEGINNINGS = (
     ("Unknown setting ", "toml"),  # it lists all settings
     ("Expected a name ", "name"),
     ("Expected a strategy, ", "strategy.name"),
+    ("Expected precision ", "toml"),  # it names cohort.goal among what to change
 )
 """Beginnings of errors that name no field or several, and the field each concerns."""
 
@@ -87,11 +89,13 @@ async def begin(request: Request, context: Context, who: Operator) -> Response:
         spec = together(form)
         if form.get("then") == "check":
             checked = await asyncio.to_thread(parse, spec)
-            plan = checked.privacy_plan()
-            claim = None if plan is None else plan.claim()
-            return await _form(
-                request, context, who, form, checked=as_toml(checked.as_dict()), claim=claim
-            )
+            plan, grid = checked.privacy_plan(), checked.grid()
+            found = {
+                "checked": as_toml(checked.as_dict()),
+                "claim": None if plan is None else plan.claim(),
+                "sums": [] if grid is None else grid_lines(grid.facts(checked.precision)),
+            }
+            return await _form(request, context, who, form, **found)
         made = await submit(context, who, NewRun(spec=spec, model=form.get("model", "")))
     except (UsageError, ValueError, MissingAccountant) as error:
         return await _form(request, context, who, form, status=422, fault=str(error))
@@ -103,7 +107,7 @@ async def _form(
 ) -> HTMLResponse:
     rows = await context.in_reader(context.ledger.list_models, limit=1000)
     fault = more.pop("fault", "")
-    known = {"clone": "", "checked": "", "claim": None, **more}
+    known = {"clone": "", "checked": "", "claim": None, "sums": [], **more}
     return page(
         request, context, who, "submit", page="runs",
         values={"toml": "", "model": "", **values}, fields=FIELDS, fault=fault,

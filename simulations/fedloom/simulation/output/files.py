@@ -35,7 +35,7 @@ _DRAFTS = f".{MARKER}."
 _HARMLESS = {_LOCK, ".DS_Store", ".gitkeep", ".gitignore"}
 _FORMAT = 1
 
-MAY_DIFFER = ("name", "rounds", "engine", "output", "stop")
+MAY_DIFFER = ("name", "rounds", "engine", "output", "stop", "precision")
 """Settings that a resumption may change: they change length and speed, not the bits."""
 
 

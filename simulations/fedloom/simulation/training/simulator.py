@@ -499,7 +499,7 @@ def settings_digest(experiment: Experiment) -> str:
     """SHA-256 of all that must be equal for a simulation to resume to the same bits."""
     population = experiment.population
     spec = experiment.spec.as_dict()
-    del spec["rounds"], spec["name"]  # they do not change the bits
+    del spec["rounds"], spec["name"], spec["precision"]  # they do not change the bits
     if spec["sum_bits"] == 64:  # as all simulations before the setting existed
         del spec["sum_bits"]
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode())

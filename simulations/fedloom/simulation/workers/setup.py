@@ -19,6 +19,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import TensorEntry, build_header, dtype_name
 from fedloom.server.planning import limits
+from fedloom.server.planning.spec import RunSpec
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.kernels import choose
 from fedloom.simulation.kernels.base import Kernel
@@ -31,6 +32,7 @@ from fedloom.simulation.workers.local import LocalWorkers
 from fedloom.simulation.workers.pool import WorkerPool
 from fedloom.simulation.workers.worker import UpdateChecks, Worker
 from fedloom.strategies import Partial, TensorSpec
+from fedloom.strategies.exact.grid import grid_lines
 from fedloom.strategies.optimizers.blockwise import slot_dtype
 from fedloom.strategies.privacy import claim_lines
 
@@ -170,7 +172,18 @@ def plan(experiment: Experiment) -> dict[str, str]:
         "workers": f"{worker_count(experiment, device)} on {device.type}",
         "devices": "modelled" if experiment.devices is not None else "none: no virtual time",
         **_privacy(experiment, manifest_of(model, modules.parameters(model))),
+        **_sums(experiment.spec),
     }
+
+
+def _sums(spec: RunSpec) -> dict[str, str]:
+    """The grid of narrow sums, one line for each fact."""
+    grid = spec.grid()
+    if grid is None:
+        return {} if spec.privacy else {"sums": "exact"}
+    first, *rest = grid_lines(grid.facts(spec.precision))
+    parts = (line.partition(": ") for line in rest)
+    return {"sums": first} | {f"  {name}": text for name, _, text in parts}
 
 
 def _privacy(experiment: Experiment, manifest: Manifest) -> dict[str, str]:

@@ -2,9 +2,10 @@
 
 Legend: x a value, w a weight, u = w / WEIGHT_UNIT its integer units, s the round's exponent.
 
-Invariant: while |x| <= max_abs and the weights sum to at most max_weight_sum, the addends under
-`exponent(max_abs, max_weight_sum)` sum to less than 2^63 in magnitude: products reach 2^62, and
-their roundings add at most half a unit and a 2^-53rd part each.
+Invariant: while |x| <= max_abs, the weights sum to at most max_weight_sum and there are at most
+`updates` addends, the addends under `exponent(max_abs, max_weight_sum, bits=b, updates=updates)`
+sum to less than 2^(b-1) in magnitude, so that every partial sum fits b bits with a sign: products
+reach 2^(b-2), and their roundings add at most half a unit and a 2^-52nd part each.
 """
 
 import math
@@ -27,7 +28,9 @@ WEIGHT_UNIT: Final = 2.0**-UNIT_BITS
 """The grid of weights. Every float64 from `MIN_WEIGHT` to `MAX_WEIGHT` is a multiple of it."""
 MAX_UNITS: Final = int(MAX_WEIGHT) << UNIT_BITS
 
-_HEADROOM_BITS: Final = 62  # one bit of int64 is the sign; one keeps the roundings from overflowing
+_SPARE_BITS: Final = 2  # one is the sign; one keeps the roundings from overflowing
+_PRODUCT_ERROR: Final = Fraction(1, 2**52)
+"""Of `x · w · 2^s` in float64, relative: a stale update's factor is rounded before it."""
 EXPONENT_LIMIT: Final = 900  # keeps w · 2^s a normal float64 for every weight
 
 
@@ -43,15 +46,24 @@ def weight_units(weight: float) -> int:
     return (numerator << UNIT_BITS) // denominator
 
 
-def exponent(max_abs: float, max_weight_sum: float) -> int:
-    """Return the largest s, at most 900, with `max_abs · max_weight_sum · 2^s <= 2^62`.
+def exponent(
+    max_abs: float, max_weight_sum: float, *, bits: int = 64, updates: int | None = None
+) -> int:
+    """Return the largest s, at most 900, under which sums fit `bits` bits with a sign.
+
+    At 64 bits it is the largest s with `max_abs · max_weight_sum · 2^s <= 2^62`, and below that
+    likewise with `2^(bits - 2)`, unless the roundings of all updates need more than the bit that
+    is left for them: then it is the largest with which they fit.
 
     Args:
         max_abs: bound of |x| over all values of all updates, > 0.
         max_weight_sum: bound of the sum of all weights, in (0, `MAX_WEIGHT_SUM`].
+        bits: of a sum, its sign included.
+        updates: most addends of a coordinate, >= 1; 64 bits hold the roundings of any number.
 
     Raises:
-        ValueError: a bound is out of range, or their product is too large for any safe s.
+        ValueError: a bound is out of range, their product is too large for any safe s, or sums of
+            so many updates do not fit.
     """
     if not (math.isfinite(max_abs) and max_abs > 0):
         raise ValueError(f"Expected a finite max_abs > 0, got {max_abs}.")
@@ -61,14 +73,37 @@ def exponent(max_abs: float, max_weight_sum: float) -> int:
         )
     # Rationals, because a log2 rounded the wrong way would invalidate the overflow bound.
     reach = Fraction(max_abs) * Fraction(max_weight_sum)
-    ceil_log2 = reach.numerator.bit_length() - reach.denominator.bit_length()
-    while Fraction(2) ** ceil_log2 < reach:
-        ceil_log2 += 1
-    while Fraction(2) ** (ceil_log2 - 1) >= reach:
-        ceil_log2 -= 1
-    if _HEADROOM_BITS - ceil_log2 < -EXPONENT_LIMIT:
+    s = bits - _SPARE_BITS - ceil_log2(reach)
+    if bits < 64:
+        room = _room(bits, updates)
+        while reach * Fraction(2) ** s * (1 + _PRODUCT_ERROR) >= room:
+            s -= 1
+    if s < -EXPONENT_LIMIT:
         raise ValueError(f"Expected max_abs below 2^900, got {max_abs}.")
-    return min(_HEADROOM_BITS - ceil_log2, EXPONENT_LIMIT)
+    return min(s, EXPONENT_LIMIT)
+
+
+def _room(bits: int, updates: int | None) -> Fraction:
+    """What the roundings of all updates leave of a sum of `bits` bits for the products."""
+    if updates is None or updates < 1:
+        raise ValueError(f"Expected updates >= 1 with bits = {bits}, got {updates}.")
+    room = Fraction(2 ** (bits - 1)) - Fraction(updates, 2)
+    if room <= 1:
+        raise ValueError(
+            f"Expected fewer than {2**bits - 2} updates in a sum of {bits} bits, got {updates}. "
+            "Lower cohort.goal, or raise sum_bits."
+        )
+    return room
+
+
+def ceil_log2(value: Fraction) -> int:
+    """Return the smallest n with `value <= 2^n`, for a value > 0."""
+    n = value.numerator.bit_length() - value.denominator.bit_length()
+    while Fraction(2) ** n < value:
+        n += 1
+    while Fraction(2) ** (n - 1) >= value:
+        n -= 1
+    return n
 
 
 class Scaler:

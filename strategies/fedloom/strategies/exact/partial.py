@@ -147,9 +147,14 @@ class Partial:
 
     Attributes:
         count: updates in it; the caller counts an update after adding its parts.
+        nonzero: values of a narrow sum that were not zero.
+        vanished: those of them that were rounded to zero.
     """
 
-    __slots__ = ("_base", "_draining", "_entries", "_exponent", "_most", "count", "narrow")
+    __slots__ = (
+        *("_base", "_draining", "_entries", "_exponent", "_most", "count", "narrow"),
+        *("nonzero", "vanished"),
+    )
 
     def __init__(
         self, specs: Mapping[Key, TensorSpec], exponent: int, *, narrow: bool = False
@@ -162,7 +167,7 @@ class Partial:
         self._base = exponent if narrow else exponent - _HEADROOM  # word 0 has units of 2^-base
         self._most = 1 if narrow else words_down_to_floor(self._base)
         self._draining = False
-        self.count = 0
+        self.count = self.nonzero = self.vanished = 0
 
     def empty(self) -> "Partial":
         """Return an empty partial of the same round."""
@@ -177,6 +182,14 @@ class Partial:
     def exponent(self) -> int:
         """The round's s."""
         return self._exponent
+
+    @property
+    def underflow(self) -> float | None:
+        """The share of values other than zero that a narrow sum rounded to zero.
+
+        None for an exact sum, which rounds no float32 value, and without such values.
+        """
+        return self.vanished / self.nonzero if self.nonzero else None
 
     def add(
         self,
@@ -226,7 +239,12 @@ class Partial:
         scaler = Scaler(units, self._base, min(BLOCK, coverage.count(shape)))
         for index, block in coverage.blocks(shape, BLOCK):
             values = _checked_values(read, math.prod(block))
-            coverage.accumulate(view, index, scaler.addends(values).reshape(block))
+            addends = scaler.addends(values)
+            coverage.accumulate(view, index, addends.reshape(block))
+            if units:  # a weight of zero is no rounding
+                nonzero = int(np.count_nonzero(values != 0))  # faster than of the floats
+                self.nonzero += nonzero
+                self.vanished += nonzero - int(np.count_nonzero(addends))
 
     def _add_exactly(
         self, words: Words, coverage: Coverage, shape: tuple[int, ...], units: int, read: Read
@@ -287,7 +305,7 @@ class Partial:
         self._check_same_round(other)
         for key, entry in self._entries.items():
             entry.merge(other._entry(key))  # noqa: SLF001 - same class
-        self.count += other.count
+        self._count(other)
 
     def __add__(self, other: "Partial") -> "Partial":
         total = self.empty()
@@ -295,11 +313,20 @@ class Partial:
         total.merge(other)
         return total
 
+    def _count(self, other: "Partial") -> None:
+        self.count += other.count
+        self.nonzero += other.nonzero
+        self.vanished += other.vanished
+
+    def _counts(self) -> tuple[int, int, int]:
+        return self.count, self.nonzero, self.vanished
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Partial):
             return NotImplemented
         return (
-            (self._exponent, self.narrow, self.count) == (other.exponent, other.narrow, other.count)
+            (self._exponent, self.narrow) == (other.exponent, other.narrow)
+            and self._counts() == other._counts()
             and self.specs == other.specs
             and all(entry.same(other._entry(key)) for key, entry in self._entries.items())  # noqa: SLF001
         )
@@ -357,7 +384,8 @@ class Partial:
         drained = Partial(self.specs, self._exponent, narrow=self.narrow)
         fresh, drained._draining = drained._entries, True
         drained._entries, self._entries = self._entries, fresh
-        drained.count, self.count = self.count, 0
+        drained._count(self)
+        self.count = self.nonzero = self.vanished = 0
         return drained
 
     def release(self, key: Key) -> None:
@@ -389,6 +417,8 @@ class Partial:
             "width": "narrow" if self.narrow else "exact",
             "unit_bits": str(UNIT_BITS),
             "count": str(self.count),
+            "nonzero": str(self.nonzero),
+            "vanished": str(self.vanished),
             "entries": json.dumps(entries),
         }
 
@@ -411,6 +441,8 @@ class Partial:
         finer = UNIT_BITS - int(header.get("unit_bits", 20))
         partial = cls(specs, int(header["exponent"]), narrow=narrow)
         partial.count = int(header["count"])
+        partial.nonzero = int(header.get("nonzero", 0))  # earlier versions did not count them
+        partial.vanished = int(header.get("vanished", 0))
         rest = dict(arrays)
         for number, (entry, row) in enumerate(zip(partial._entries.values(), entries, strict=True)):
             entry.weight_all = row[-1] << finer
