@@ -146,3 +146,17 @@ def test_worst_alert_comes_first():
     assert [alert.level for alert in health.alerts] == [Level.BAD, Level.WARN]
     assert health.level is Level.BAD
     assert health.headline == "2 things need your attention"
+
+
+def test_many_values_rounded_to_zero_are_an_alert_until_a_round_has_few():
+    """By the latest round that measured it; the open one has not."""
+    run = _run()
+    opened, before = run["rounds"]
+    for share, alerts in ((0.1, 1), (0.09, 0), (None, 0)):
+        last = {**before, "underflow": share}
+        health = assess(_facts({**run, "rounds": [{**opened, "underflow": None}, last]}))
+        assert len(health.alerts) == alerts, share
+    many = {**before, "underflow": 0.42}
+    alert = _only(assess(_facts({**run, "rounds": [opened, many]})))
+    assert "Round 3 of ward-1 rounded 42% of the values other than zero to zero." in alert.what
+    assert alert.link == "/runs/ward-1/rounds/3"

@@ -169,3 +169,26 @@ def test_a_memory_counts_if_the_update_had_tensors():
     before = last_counted({}, result_of(setup, [1.0, 1.0], number=3).reports)
     after = last_counted(before, result_of(setup, [1.0, None], number=4).reports)
     assert (before, after) == ({"a": 3, "b": 3}, {"a": 4, "b": 3})
+
+
+NARROW = {"sum_bits": 16, "precision": 0.01, "max_abs": 1.0, "weighting": "uniform"}
+
+
+def test_a_round_says_how_many_values_its_sum_rounded_to_zero():
+    """One of eight values is at most half a step of 2^-7; from 10 % on, with what to change."""
+    setup = setup_of(**NARROW)
+    one, none = np.float32([0.5, 0.5, 0.5, 0.001]), np.float32([0.5] * 4)
+    after = advance(setup, start(setup), result_of(setup, [one, none]))
+    assert after.metrics.underflow == 1 / 8
+    assert after.note.startswith("12% of the values other than zero were rounded to zero")
+    assert "lower max_abs" in after.note
+    fewer = advance(setup, start(setup), result_of(setup, [one, none, none]))
+    assert (fewer.metrics.underflow, fewer.note) == (1 / 12, "")
+
+
+def test_no_round_tells_zeros_of_exact_or_private_sums():
+    """A private run's count would reveal what its noise hides."""
+    for settings in ({}, {"privacy": PRIVATE}):
+        setup = setup_of(**settings)
+        after = advance(setup, start(setup), result_of(setup, [1e-30, 0.5]))
+        assert (after.metrics.underflow, after.note) == (None, "")

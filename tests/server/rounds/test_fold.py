@@ -148,3 +148,27 @@ def test_truncated_body_is_an_integrity_error(tmp_path, updates):
     cut.write_bytes(b"")
     with pytest.raises(IntegrityError):
         fold.add_update(empty(), cut, header)
+
+
+def narrow():
+    """On a grid of steps of 2^-2, of which a tenth of the values is less than a half."""
+    return Partial({(DELTA, name): spec for name, spec in MANIFEST.specs.items()}, 2, narrow=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_restarts_keep_the_count_of_values_that_became_zero(tmp_path, updates, seed):
+    """Some folded before a checkpoint, some lost with the process and folded again."""
+    whole, rng = Folder(narrow(), set()), np.random.default_rng(seed)
+    for number, update in enumerate(updates):
+        whole.fold(f"c{number}", *update)
+    folder, order = Folder(narrow(), set()), rng.permutation(20)
+    for place in order[:12]:
+        folder.fold(f"c{place}", *updates[place])
+        if place == order[7]:
+            folder.save(tmp_path / "checkpoint")
+    again = restore(tmp_path / "checkpoint", narrow)
+    assert again.partial.nonzero < folder.partial.nonzero
+    for place in order:
+        again.fold(f"c{place}", *updates[place])
+    assert again.partial == whole.partial
+    assert 0 < whole.partial.vanished < whole.partial.nonzero

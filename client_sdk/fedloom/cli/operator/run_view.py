@@ -194,12 +194,13 @@ def _rounds(rounds: list[dict[str, Any]]) -> RenderableType:
             output.metrics(r["training"]),
             output.metrics(r["evaluation"]),
             f"{r['privacy']['epsilon']:.4g}" if r["privacy"] else "",
+            f"{r['underflow']:.2%}" if r.get("underflow") is not None else "",
             output.escape(r["reason"]),
         )
         for r in rounds
     ]
     columns = (
         *(">ROUND", "KIND", "STATE", ">UPDATES", ">TOOK"),
-        *("TRAINING", "EVALUATION", ">EPSILON", "~NOTE"),
+        *("TRAINING", "EVALUATION", ">EPSILON", ">ZEROED", "~NOTE"),
     )
     return output.make_table(columns, rows, required=5)

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedloom.server.ledger.rows import RefusalCount, RunRow
 from fedloom.server.metrics.meters import STOPPED
+from fedloom.strategies.exact.grid import MANY_VANISHED
 
 DAY_S = 86400.0
 SLOW_START_S = 60.0
@@ -183,6 +184,21 @@ def _abandoned(facts: Facts) -> Iterator[Alert]:
             )
 
 
+def _underflowed(facts: Facts) -> Iterator[Alert]:
+    for run in facts.active:
+        last = next((r for r in run["rounds"] if r.get("underflow") is not None), None)
+        if last is not None and last["underflow"] >= MANY_VANISHED:
+            yield Alert(
+                level=Level.WARN,
+                what=f"Round {last['number']} of {run['id']} rounded {last['underflow']:.0%} of "
+                "the values other than zero to zero.",
+                todo="Submit the run again with lower max_abs and max_weight, or with more "
+                "sum_bits: docs/exactness.md.",
+                link=f"/runs/{run['id']}/rounds/{last['number']}",
+                run=run["id"],
+            )
+
+
 def _refused(facts: Facts) -> Iterator[Alert]:
     for row in facts.refused:
         if row.times < MANY_REFUSED or row.code in _HARMLESS:
@@ -256,6 +272,7 @@ _RULES: tuple[Callable[[Facts], Iterator[Alert]], ...] = (
     _abandoned,
     _paused,
     _too_few,
+    _underflowed,
     _refused,
     _certificates,
     _disk,

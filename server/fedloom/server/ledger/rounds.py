@@ -112,10 +112,10 @@ class Rounds(Updates):
         Args:
             run: id.
             number: of the round.
-            result: `model_out`, `strategy_state`, `training`, `evaluation`, `privacy`, `counts`
-                (whether it is one of the rounds that the run asked for), `trained` (whether
-                there is a new model; so if left out) and `reason` (a note of the aggregation, if
-                there is one).
+            result: `model_out`, `strategy_state`, `training`, `evaluation`, `privacy`,
+                `underflow`, `counts` (whether it is one of the rounds that the run asked for),
+                `trained` (whether there is a new model; so if left out) and `reason` (a note of
+                the aggregation or the sum, if there is one).
             model_size_bytes: of the new model.
         """
         now = time.time()
@@ -129,6 +129,7 @@ class Rounds(Updates):
                     training=result["training"],
                     evaluation=result["evaluation"],
                     privacy=result.get("privacy"),
+                    underflow=result.get("underflow"),
                     reason=result.get("reason", ""),
                 )
             )

@@ -47,6 +47,8 @@ class RoundRow:
 
     Attributes:
         cause: code of the reason for which it was abandoned; None if it was not.
+        underflow: share of values other than zero that a narrow sum rounded to zero; None for exact
+            sums and with [privacy].
         undone_at: when a rollback undid it; None if none did.
         summary: counts of its members, once it is over.
     """
@@ -65,6 +67,7 @@ class RoundRow:
     training: dict[str, Any] | None
     evaluation: dict[str, Any] | None
     privacy: dict[str, Any] | None
+    underflow: float | None
     undone_at: float | None
     summary: dict[str, Any] | None
 

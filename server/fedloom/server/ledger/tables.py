@@ -89,6 +89,7 @@ rounds = sa.Table(
     sa.Column("training", sa.JSON),
     sa.Column("evaluation", sa.JSON),
     sa.Column("privacy", sa.JSON),  # epsilon and delta after this round, if private
+    sa.Column("underflow", sa.Float),  # share of values that a narrow sum rounded to zero
     sa.Column("undone_at", sa.Float),  # when a rollback undid it
     sa.Column("summary", sa.JSON(none_as_null=True)),  # counts of its members, once it is over
     sa.Index("rounds_by_state", "state"),

@@ -26,6 +26,7 @@ from fedloom.server.planning.round_result import RoundMetrics, RoundResult, meas
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.planning.spec import RunSpec
 from fedloom.strategies import Means, Params, State, privacy, reduced
+from fedloom.strategies.exact.grid import MANY_VANISHED, SUM_BITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,7 +57,7 @@ class Advanced:
         metrics: of the round.
         difference: from the model that clients held to the one that they hold now; None if
             nothing changed or models are sent whole.
-        note: of the aggregation, for the operator; empty for none.
+        note: of the aggregation and the sum, for the operator; empty for none.
     """
 
     state: TrainingState
@@ -90,7 +91,10 @@ def advance(setup: RunSetup, before: TrainingState, result: RoundResult) -> Adva
         after = replace(after, excluded=excluded)
     elif not any(report.has_tensors for report in result.reports):
         return Advanced(state=after, metrics=metrics)
+    else:  # with [privacy] no noise protects the share
+        metrics = replace(metrics, underflow=result.total.underflow)
     model, strategy, note = _step(setup, before, result)
+    note = "; ".join(filter(None, (note, _underflowed(setup.spec, metrics.underflow))))
     held, difference = model, None
     if setup.broadcast is not None:
         seed = task_seed(setup.spec.seed, result.number, "")
@@ -105,6 +109,18 @@ def advance(setup: RunSetup, before: TrainingState, result: RoundResult) -> Adva
 def counts(spec: RunSpec, kind: RoundKind) -> bool:
     """Whether a committed round counts towards the rounds that the run wants."""
     return kind is RoundKind.TRAIN or spec.evaluate_only
+
+
+def _underflowed(spec: RunSpec, share: float | None) -> str:
+    """A note on a round of which many values became zero."""
+    grid = spec.grid()
+    if grid is None or share is None or share < MANY_VANISHED:
+        return ""
+    wider = "raise sum_bits" if grid.bits < SUM_BITS[-1] else "leave out sum_bits"
+    return (
+        f"{share:.0%} of the values other than zero were rounded to zero in sums of "
+        f"{grid.bits} bits: for another run, {grid.remedy}, or {wider}"
+    )
 
 
 def clip(setup: RunSetup, strategy: State) -> float | None:

@@ -64,11 +64,14 @@ class RoundMetrics:
         training: summary of the clients' training metrics; see `fedloom.strategies.summarize`.
         evaluation: likewise of their evaluation.
         privacy: epsilon and delta spent so far; None without [privacy].
+        underflow: share of values other than zero that a narrow sum rounded to zero; None for
+            exact sums and with [privacy].
     """
 
     training: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     privacy: Mapping[str, float] | None = None
+    underflow: float | None = None
 
 
 def measure(setup: RunSetup, reports: Sequence[ClientReport], trained: int) -> RoundMetrics:

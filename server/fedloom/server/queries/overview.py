@@ -50,6 +50,7 @@ class RoundBrief(BaseModel):
     bytes_up: int
     bytes_down: int
     model_out: str | None
+    underflow: Annotated[float | None, Field(description="as in a round")] = None
 
 
 class ActiveRun(BaseModel):

@@ -76,6 +76,13 @@ class RoundView(BaseModel):
         dict[str, float] | None,
         Field(description="epsilon and delta of a private run up to this round"),
     ] = None
+    underflow: Annotated[
+        float | None,
+        Field(
+            description="share of values other than zero that a sum with sum_bits rounded to zero; "
+            "null for exact sums and private runs"
+        ),
+    ] = None
 
 
 class RoundList(BaseModel):

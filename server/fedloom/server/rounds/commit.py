@@ -69,6 +69,7 @@ async def commit(
         "training": done.metrics.training,
         "evaluation": done.metrics.evaluation,
         "privacy": done.metrics.privacy,
+        "underflow": done.metrics.underflow,
         "reason": done.remark,
         "counts": counts(plan.spec, plan.kind),
         "trained": trains,

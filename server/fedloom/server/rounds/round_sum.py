@@ -47,7 +47,7 @@ class StoredResult:
         note: the ledger's note of the state that belongs to it.
         metrics: of the round.
         excluded: clients that may not take part before the privacy tree ends.
-        remark: the aggregation's note for the operator; empty for none.
+        remark: a note of the aggregation or the sum for the operator; empty for none.
     """
 
     model: FileRef

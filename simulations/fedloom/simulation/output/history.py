@@ -51,6 +51,8 @@ class RoundRecord:
             as requested in [metrics]; see `fedloom.strategies.summarize`.
         epsilon: spent by the run, with this round; None without [privacy] and for abandoned
             rounds.
+        underflow: share of values other than zero that a narrow sum rounded to zero; None for
+            exact sums, with [privacy], and for abandoned rounds.
         test: metrics on the central test examples; empty if not evaluated.
         bytes_down: of the files that clients downloaded after they accepted the task.
         bytes_up: of the updates that reached the server, refused ones included.
@@ -75,6 +77,7 @@ class RoundRecord:
     evaluation: Mapping[str, float] = field(default_factory=dict)
     spread: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     epsilon: float | None = None
+    underflow: float | None = None
     test: Mapping[str, float] = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0

@@ -103,6 +103,8 @@ def row(record: RoundRecord) -> dict[str, str]:
             values |= {f"{group}.{name}.q{share}": value for share, value in shares.items()}
     if record.epsilon is not None:
         values["privacy.epsilon"] = record.epsilon
+    if record.underflow is not None:
+        values["sum.underflow"] = record.underflow
     return {name: _cell(value) for name, value in values.items() if value not in (None, "")}
 
 
@@ -112,7 +114,7 @@ def columns(names: Iterable[str]) -> list[str]:
     metrics = [name for name in dict.fromkeys(names) if name not in fixed]
 
     def place(name: str) -> tuple[int, str]:
-        return (*_GROUPS, "privacy").index(name.partition(".")[0]), name
+        return (*_GROUPS, "privacy", "sum").index(name.partition(".")[0]), name
 
     return [*fixed, *sorted(metrics, key=place)]
 

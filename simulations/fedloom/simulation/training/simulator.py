@@ -291,6 +291,7 @@ class Simulation:
             evaluation=metrics.evaluation.get("values", {}),
             spread=spread_of(metrics.training, metrics.evaluation),
             epsilon=None if metrics.privacy is None else metrics.privacy["epsilon"],
+            underflow=metrics.underflow,
             test=test or {},
             bytes_down=self._trainer.bytes_down(what, done),
             bytes_up=self._trainer.bytes_up(what, done),

@@ -191,6 +191,7 @@ def _records(status: Mapping[str, Any], spec: RunSpec) -> Iterator[RoundRecord]:
             evaluation=evaluation.get("values", {}),
             spread=spread_of(training, evaluation),
             epsilon=(row["privacy"] or {}).get("epsilon"),
+            underflow=row["underflow"],
             bytes_down=(row["clients"] or {}).get("bytes_down", 0),
             bytes_up=(row["clients"] or {}).get("bytes_up", 0),
             wall_s=row["closed_at"] - begun,

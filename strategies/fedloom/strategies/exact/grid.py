@@ -127,12 +127,17 @@ class Grid:
         s = ceil_log2(1 / (2 * left * Fraction(self.lightest)))
         return f"Now {now}; the precision needs about {math.ldexp(1.0, self.bits - 2 - s):.3g}."
 
-    def _remedy(self, precision: float) -> str:
-        """What to change."""
+    @property
+    def remedy(self) -> str:
+        """How to make steps smaller, without a full stop."""
         bounds = ["max_abs to the largest value that clients send"]
         if self.weighting != "uniform":
             bounds.append("max_weight to the largest weight")
-        tighten = f"Lower {', '.join(bounds)}, or cohort.goal"
+        return f"lower {', '.join(bounds)}, or cohort.goal"
+
+    def _remedy(self, precision: float) -> str:
+        """What to change."""
+        tighten = f"L{self.remedy[1:]}"
         if self.weighting == "client":
             tighten += '; or set weighting = "examples", whose weights are at least 1'
         wider = (replace(self, bits=bits) for bits in SUM_BITS if bits > self.bits)

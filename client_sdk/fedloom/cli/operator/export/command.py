@@ -55,6 +55,8 @@ def scalars(one: Round) -> dict[str, float]:
         found[f"privacy/{name}"] = value
     for name, value in (one["clients"] or {}).items():
         found[f"clients/{name}"] = value
+    if one.get("underflow") is not None:
+        found["sum/underflow"] = one["underflow"]
     if one["closed_at"] is not None:
         found["time/round_s"] = one["closed_at"] - one["opened_at"]
     return {
