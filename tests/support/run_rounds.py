@@ -8,7 +8,12 @@ from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
 from fedloom.server.engine import RoundKind
 from fedloom.server.planning import limits
 from fedloom.server.planning.advance import begin
-from fedloom.server.planning.round_result import ClientMetrics, ClientReport, RoundResult
+from fedloom.server.planning.round_result import (
+    ClientMetrics,
+    ClientReport,
+    ReportedMetrics,
+    RoundResult,
+)
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.planning.spec import parse
 from fedloom.strategies import Full, weight_units
@@ -37,19 +42,16 @@ def start(setup, value=0.0):
 def result_of(setup, deltas, *, number=1, kind=RoundKind.TRAIN, weights=None):
     """A round in which client `a`, `b`, … sends these deltas; None is an update without tensors."""
     total = limits.empty_sum(setup.spec, setup.manifest)
-    reports = []
+    reports, metrics = [], []
     for place, delta in enumerate(deltas):
         client = "abcdef"[place]
         weight = 1.0 if weights is None else weights[place]
         if delta is not None:
             add(total, delta, weight_units(weight))
+        reports.append(ClientReport(client=client, asked_in=number, has_tensors=delta is not None))
         measured = ClientMetrics(num_examples=int(10 * weight), values={"loss": float(place)})
-        reports.append(
-            ClientReport(
-                client=client, asked_in=number, has_tensors=delta is not None, training=measured
-            )
-        )
-    return RoundResult(number=number, kind=kind, reports=reports, total=total)
+        metrics.append(ReportedMetrics(client=client, training=measured))
+    return RoundResult(number=number, kind=kind, reports=reports, total=total, metrics=metrics)
 
 
 def add(total, delta, units):

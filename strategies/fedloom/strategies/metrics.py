@@ -13,10 +13,12 @@ for their breakdown point, Huber and Ronchetti 2009, "Robust Statistics", sectio
 """
 
 import math
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import mul
 from typing import Any, TypeAlias
 
 from fedloom.strategies.checks import check_count, check_number, check_share
@@ -75,42 +77,96 @@ class MetricsSettings:
 
 
 def summarize(reports: Iterable[Report], settings: MetricsSettings) -> dict[str, Any]:
-    """Summarize the metrics of a round's clients, as JSON values.
+    """Summarize the metrics of a round's clients, as JSON values; see `Summary.values`.
 
     Args:
         reports: of all clients; those over no examples are left out.
         settings: metrics to keep.
-
-    Returns:
-        Empty without reports; else `num_examples`, as the clients reported them, and `values`, the
-        means by metric; `quantiles`, by metric and share (`{"loss": {"0.5": 0.3}}`);
-        `disagree`, the metrics whose mean disagrees with the median, if any; `not_finite`, how
-        many clients' values quantiles and histograms left out, if any; and on request
-        `histograms`, by metric (`{"loss": {"edges": [...], "counts": [...]}}`, one edge more than
-        counts), and `clients`.
     """
-    kept = [report for report in reports if report[1] > 0]
-    if not kept:
-        return {}
-    found: dict[str, Any] = {"num_examples": sum(count for _, count, _ in kept), "values": {}}
-    if not settings.enabled:
+    summary = Summary(settings)
+    for report in reports:
+        summary.add(*report)
+    return summary.values()
+
+
+class Summary:
+    """The metrics of a round, collected client by client.
+
+    A value takes 16 bytes until the end of the round: 1.3 MB for 10,000 clients with eight
+    metrics. Exact quantiles in one pass need every value (Munro and Paterson 1980, "Selection and
+    sorting with limited storage").
+
+    Args:
+        settings: metrics to keep.
+    """
+
+    def __init__(self, settings: MetricsSettings) -> None:
+        self._settings = settings
+        self._num_examples = 0
+        self._columns = _Columns(settings.max_weight)
+        self._clients: dict[str, dict[str, Any]] = {}
+
+    def add(self, client: str, num_examples: int, values: Mapping[str, float]) -> None:
+        """Add a client's report; one over no examples is left out."""
+        if num_examples <= 0:
+            return
+        self._num_examples += num_examples
+        if self._settings.enabled:
+            self._columns.add(num_examples, values)
+            if self._settings.per_client:
+                self._clients[client] = {"num_examples": num_examples, "values": dict(values)}
+
+    def values(self) -> dict[str, Any]:
+        """The summary of all reports, as JSON values.
+
+        Returns:
+            Empty without reports; else `num_examples`, as the clients reported them, and `values`,
+            the means by metric; `quantiles`, by metric and share (`{"loss": {"0.5": 0.3}}`);
+            `disagree`, the metrics whose mean disagrees with the median, if any; `not_finite`, how
+            many clients' values quantiles and histograms left out, if any; and on request
+            `histograms`, by metric (`{"loss": {"edges": [...], "counts": [...]}}`, one edge more
+            than counts), and `clients`.
+        """
+        if not self._num_examples:
+            return {}
+        found: dict[str, Any] = {"num_examples": self._num_examples, "values": {}}
+        if not self._settings.enabled:
+            return found
+        if self._settings.mean:
+            found["values"] = self._columns.means()
+        found |= self._distributions(found["values"])
+        if self._settings.per_client:
+            found["clients"] = dict(sorted(self._clients.items()))
         return found
-    if settings.mean:
-        found["values"] = weighted_mean(
-            ((count, values) for _, count, values in kept), settings.max_weight
-        )
-    ordered, not_finite = _by_metric(kept)
-    found |= _distributions(ordered, settings)
-    if not_finite:
-        found["not_finite"] = not_finite
-    if differ := [n for n, mean in found["values"].items() if disagrees(mean, ordered[n])]:
-        found["disagree"] = differ
-    if settings.per_client:
-        found["clients"] = {
-            client: {"num_examples": count, "values": dict(values)}
-            for client, count, values in sorted(kept, key=lambda report: report[0])
-        }
-    return found
+
+    def _distributions(self, means: Mapping[str, float]) -> dict[str, Any]:
+        """Quantiles and histograms of each metric over the clients that reported it."""
+        shares = sorted({*self._settings.quantiles, *QUARTILES})
+        quantiles: dict[str, Any] = {}
+        histograms: dict[str, Any] = {}
+        not_finite: dict[str, int] = {}
+        differ: list[str] = []
+        for name in self._columns.names():
+            every = self._columns.of(name)
+            ordered = sorted(value + 0.0 for value in every if math.isfinite(value))  # no -0.0
+            if len(ordered) < len(every):
+                not_finite[name] = len(every) - len(ordered)
+            if name in means and disagrees(means[name], ordered):
+                differ.append(name)
+            if not ordered:
+                continue
+            quantiles[name] = {f"{share:g}": quantile(ordered, share) for share in shares}
+            if self._settings.bins:
+                edges, counts = histogram(ordered, self._settings.bins)
+                histograms[name] = {"edges": edges, "counts": counts}
+        found: dict[str, Any] = {"quantiles": quantiles}
+        if self._settings.bins:
+            found["histograms"] = histograms
+        if not_finite:
+            found["not_finite"] = not_finite
+        if differ:
+            found["disagree"] = differ
+        return found
 
 
 def disagrees(mean: float, ordered: Sequence[float]) -> bool:
@@ -149,20 +205,12 @@ def weighted_mean(
     Raises:
         ValueError: a number of examples is negative.
     """
-    products: dict[str, list[float]] = {}
-    weights: dict[str, list[float]] = {}
+    columns = _Columns(max_weight)
     for num_examples, values in reports:
         if num_examples < 0:
             raise ValueError(f"Expected num_examples >= 0, got {num_examples}.")
-        weight = num_examples if max_weight is None else min(num_examples, max_weight)
-        for name, value in values.items():
-            products.setdefault(name, []).append(weight * value)
-            weights.setdefault(name, []).append(weight)
-    return {
-        name: _sum(products[name]) / math.fsum(weights[name])
-        for name in sorted(products)
-        if any(weights[name])
-    }
+        columns.add(num_examples, values)
+    return columns.means()
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -204,37 +252,47 @@ def histogram(ordered: Sequence[float], bins: int) -> tuple[list[float], list[in
     return [low, *inner, high], counts
 
 
-def _by_metric(kept: Sequence[Report]) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """The finite values of each metric, ascending, and how many are not finite if any are."""
-    by_name: dict[str, list[float]] = {}
-    for _, _, values in kept:
+class _Columns:
+    """The values of each metric and their weights, in arrays of float64.
+
+    Args:
+        max_weight: limit of a client's weight; None for none.
+    """
+
+    def __init__(self, max_weight: float | None) -> None:
+        self._max_weight = max_weight
+        self._columns: dict[str, tuple[array[float], array[float]]] = {}
+
+    def add(self, num_examples: int, values: Mapping[str, float]) -> None:
+        """Add a client's values."""
+        limit = self._max_weight
+        weight = num_examples if limit is None else min(num_examples, limit)
         for name, value in values.items():
-            by_name.setdefault(name, []).append(value + 0.0)  # -0.0 and 0.0 sort as they came
-    ordered = {name: sorted(filter(math.isfinite, by_name[name])) for name in sorted(by_name)}
-    lacking = {name: len(by_name[name]) - len(ordered[name]) for name in ordered}
-    return ordered, {name: count for name, count in lacking.items() if count}
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = (array("d"), array("d"))
+            column[0].append(value)
+            column[1].append(weight)
+
+    def names(self) -> list[str]:
+        """The metrics, sorted."""
+        return sorted(self._columns)
+
+    def of(self, name: str) -> "array[float]":
+        """The values of a metric, in the order in which they came."""
+        return self._columns[name][0]
+
+    def means(self) -> dict[str, float]:
+        """The weighted mean of each metric that has a weight."""
+        return {
+            name: _mean(*self._columns[name])
+            for name in self.names()
+            if any(self._columns[name][1])
+        }
 
 
-def _distributions(
-    ordered: Mapping[str, Sequence[float]], settings: MetricsSettings
-) -> dict[str, Any]:
-    """Quantiles and histograms of each metric over the clients that reported it."""
-    shares = sorted({*settings.quantiles, *QUARTILES})
-    found: dict[str, Any] = {
-        "quantiles": {
-            name: {f"{share:g}": quantile(values, share) for share in shares}
-            for name, values in ordered.items()
-            if values
-        }
-    }
-    if settings.bins:
-        histograms = {
-            n: histogram(values, settings.bins) for n, values in ordered.items() if values
-        }
-        found["histograms"] = {
-            name: {"edges": edges, "counts": counts} for name, (edges, counts) in histograms.items()
-        }
-    return found
+def _mean(values: Iterable[float], weights: Sequence[float]) -> float:
+    return _sum(list(map(mul, weights, values))) / math.fsum(weights)
 
 
 def _sum(terms: list[float]) -> float:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -81,11 +82,31 @@ def test_an_update_counts_in_the_buffer_that_its_row_names(ledger):
     assert ledger.accept(replace(late, counts_in=3), 10) is False  # a repeat, in a later buffer
     assert ledger.accepted("run", 1) == []
     (row,) = ledger.accepted("run", 2)
-    assert (row.round, row.counts_in, row.staleness) == (1, 2, 1)
-    assert ledger.find_update("run", 1, "alice") == row
+    assert (row.round, row.client, row.file, row.staleness) == (1, "alice", UPDATE.file, 1)
+    found = ledger.find_update("run", 1, "alice")
+    assert (found.counts_in, found.staleness) == (2, 1)
     assert [(r.accepted, r.staleness) for r in ledger.list_rounds("run")] == [(0, 0), (1, 1)]
     full = replace(UPDATE, client="bob", counts_in=2, staleness=1)
     assert refused(ledger.accept, full, 1) is Code.ROUND_CLOSED
+
+
+def test_metrics_of_a_round_are_read_in_pages(ledger):
+    """Together they would take two kilobytes a client; each is read once, of this round alone."""
+    values = {f"metric {place}": float(place) for place in range(8)}
+    clients = [f"client {place}" for place in range(1_000)]
+    for client in clients:
+        training = {"num_examples": 2, "values": values}
+        ledger.accept(replace(UPDATE, client=client, training=training), 10_000)
+    open_round(ledger, 2)
+    ledger.accept(replace(UPDATE, round=2), 10)
+    tracemalloc.start()
+    found = [row.client for row in ledger.reported_metrics("run", 1) if row.training]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sorted(found) == sorted(clients)
+    assert peak < 1_000_000
+    (row,) = ledger.reported_metrics("run", 2)
+    assert (row.client, row.training, row.evaluation) == ("alice", UPDATE.training, {})
 
 
 def test_memory_follows_the_committed_buffer(ledger):

@@ -97,6 +97,7 @@ def test_queries_of_rounds_use_indexes(door):
     ledger.last_counted(RUN, name_of(1))
     ledger.find_update(RUN, 1, name_of(1))
     ledger.accepted(RUN, 1)
+    assert list(ledger.reported_metrics(RUN, 1))
     ledger.open_rounds()
     ledger.open_round_of(RUN)
     ledger.knows_model(f"{3:064x}")

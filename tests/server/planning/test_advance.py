@@ -9,6 +9,7 @@ from fedloom.server.planning.advance import advance, clip, counts
 from fedloom.server.planning.round_result import (
     ClientMetrics,
     ClientReport,
+    ReportedMetrics,
     RoundResult,
     last_counted,
 )
@@ -73,14 +74,15 @@ def test_an_evaluation_changes_nothing_and_counts_in_evaluate_only_runs(evaluate
     """Metrics are reported for every kind of round."""
     setup = setup_of(evaluate_only=evaluate_only, train={} if evaluate_only else TRAIN)
     before = start(setup)
-    report = ClientReport(
-        client="a",
-        asked_in=1,
-        has_tensors=False,
-        evaluation=ClientMetrics(num_examples=5, values={"accuracy": 0.5}),
+    report = ClientReport(client="a", asked_in=1, has_tensors=False)
+    evaluation = ClientMetrics(num_examples=5, values={"accuracy": 0.5})
+    result = RoundResult(
+        number=1,
+        kind=RoundKind.EVALUATE,
+        reports=[report],
+        total=Partial({}, setup.spec.exponent()),
+        metrics=iter([ReportedMetrics(client="a", evaluation=evaluation)]),
     )
-    total = Partial({}, setup.spec.exponent())
-    result = RoundResult(number=1, kind=RoundKind.EVALUATE, reports=[report], total=total)
     after = advance(setup, before, result)
     assert after.state.model is before.model
     assert after.state.trained == int(evaluate_only)

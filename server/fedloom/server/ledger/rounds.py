@@ -12,11 +12,11 @@ import sqlalchemy as sa
 from fedloom.server.ledger.members import with_updates
 from fedloom.server.ledger.rollbacks import NO_STATE
 from fedloom.server.ledger.rows import (
+    AcceptedRow,
     CohortRow,
     CountedRoundRow,
     ObservationRow,
     RoundRow,
-    UpdateRow,
 )
 from fedloom.server.ledger.store import ITS_UPDATE, Row, is_there, its_round, read
 from fedloom.server.ledger.tables import cohorts, models, rounds, runs, updates
@@ -100,7 +100,7 @@ class Rounds(Updates):
             CohortRow,
         )
 
-    def close_round(self, run: str, number: int) -> list[UpdateRow]:
+    def close_round(self, run: str, number: int) -> list[AcceptedRow]:
         """Stop accepting updates, and return the accepted ones."""
         its = rounds.update().filter_by(run=run, number=number, state=REPORTING)
         self._change(its.values(state=CLOSING, closed_at=time.time()))

@@ -179,6 +179,25 @@ class UpdateRow(UpdateColumns):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedRow:
+    """An update that counts in a round; `round` is that in which its client was asked."""
+
+    client: str
+    round: int
+    file: str
+    staleness: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsRow:
+    """The metrics of an update that counts in a round."""
+
+    client: str
+    training: dict[str, Any]
+    evaluation: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CurveRow:
     """The metrics of a committed round."""
 

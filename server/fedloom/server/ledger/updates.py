@@ -4,17 +4,20 @@ The row with primary key (run, round, client) accepts an update, so it counts on
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.server.ledger.rows import UpdateColumns, UpdateRow, values
+from fedloom.server.ledger.rows import AcceptedRow, MetricsRow, UpdateColumns, UpdateRow, values
 from fedloom.server.ledger.store import Store, counted_in
 from fedloom.server.ledger.tables import cohorts, rounds, updates
 
 REPORTING, CLOSING, COMMITTED, ABANDONED = "reporting", "closing", "committed", "abandoned"
 """States of a round's row."""
+_PAGE = 200
+"""Rows of metrics in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +77,27 @@ class Updates(Store):
             connection.execute(its.values(phase="reported", reason=""))
         return True
 
-    def accepted(self, run: str, number: int) -> list[UpdateRow]:
+    def accepted(self, run: str, number: int) -> list[AcceptedRow]:
         """The updates that count in a round, in the order of their acceptance."""
+        column = updates.c
         return self._rows(
-            sa.select(updates)
-            .where(updates.c.run == run, counted_in == number)
-            .order_by(updates.c.accepted_at, updates.c.client),
-            UpdateRow,
+            sa.select(column.client, column.round, column.file, column.staleness)
+            .where(column.run == run, counted_in == number)
+            .order_by(column.accepted_at, column.client),
+            AcceptedRow,
         )
+
+    def reported_metrics(self, run: str, number: int) -> Iterator[MetricsRow]:
+        """The metrics of the updates that count in a round, in any order.
+
+        Rows are read in pages as they are asked for: together they take kilobytes a client.
+        """
+        query = sa.select(updates.c.client, updates.c.training, updates.c.evaluation)
+        query = query.where(updates.c.run == run, counted_in == number)
+        with self._engine.connect() as connection:
+            paged = connection.execution_options(yield_per=_PAGE)
+            for row in paged.execute(query).mappings():
+                yield MetricsRow(**row)
 
     def last_counted(self, run: str, client: str) -> int:
         """The round of a client's task whose update was last committed; 0 for none.

@@ -1,13 +1,13 @@
 """The reports of a round's clients, which are the input of `advance`, and their metrics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedloom.server.engine import RoundKind
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.strategies import Partial, Updates
-from fedloom.strategies.metrics import summarize
+from fedloom.strategies.metrics import Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,19 +20,30 @@ class ClientMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientReport:
-    """An accepted update, without its tensors.
+    """An accepted update, without its tensors and metrics.
 
     Attributes:
         client: its name.
         asked_in: number of the round of its task; possibly an earlier one in buffered runs.
         has_tensors: whether it carries tensors.
-        training: measured in training.
-        evaluation: measured on held-out examples.
     """
 
     client: str
     asked_in: int
     has_tensors: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedMetrics:
+    """The metrics of an accepted update.
+
+    Attributes:
+        client: its name.
+        training: measured in training.
+        evaluation: measured on held-out examples.
+    """
+
+    client: str
     training: ClientMetrics = field(default_factory=ClientMetrics)
     evaluation: ClientMetrics = field(default_factory=ClientMetrics)
 
@@ -46,6 +57,7 @@ class RoundResult:
         kind: training or evaluation.
         reports: one for each accepted update.
         total: their exact sum; `advance` consumes it.
+        metrics: of each accepted update in any order; read once, one by one.
         updates: each of them, for aggregations that need each; the sum is then empty.
     """
 
@@ -53,6 +65,7 @@ class RoundResult:
     kind: RoundKind
     reports: Sequence[ClientReport]
     total: Partial
+    metrics: Iterable[ReportedMetrics] = ()
     updates: Updates | None = None
 
 
@@ -74,7 +87,7 @@ class RoundMetrics:
     underflow: float | None = None
 
 
-def measure(setup: RunSetup, reports: Sequence[ClientReport], trained: int) -> RoundMetrics:
+def measure(setup: RunSetup, reports: Iterable[ReportedMetrics], trained: int) -> RoundMetrics:
     """Summarize a committed round, the last of `trained` ones.
 
     A private run reports its spent budget only: no noise protects what clients measured.
@@ -82,11 +95,11 @@ def measure(setup: RunSetup, reports: Sequence[ClientReport], trained: int) -> R
     if setup.privacy is not None:
         return RoundMetrics(privacy=setup.privacy.spent(trained))
     settings = setup.spec.metrics_settings()
-    training = [(r.client, r.training.num_examples, r.training.values) for r in reports]
-    evaluation = [(r.client, r.evaluation.num_examples, r.evaluation.values) for r in reports]
-    return RoundMetrics(
-        training=summarize(training, settings), evaluation=summarize(evaluation, settings)
-    )
+    training, evaluation = Summary(settings), Summary(settings)
+    for report in reports:
+        training.add(report.client, report.training.num_examples, report.training.values)
+        evaluation.add(report.client, report.evaluation.num_examples, report.evaluation.values)
+    return RoundMetrics(training=training.values(), evaluation=evaluation.values())
 
 
 def last_counted(before: Mapping[str, int], reports: Sequence[ClientReport]) -> dict[str, int]:

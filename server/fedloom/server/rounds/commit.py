@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fedloom.protocol.crash_points import crossing
 from fedloom.server.engine import RoundKind
-from fedloom.server.ledger.rows import ObservationRow, UpdateRow
+from fedloom.server.ledger.rows import AcceptedRow, ObservationRow
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import EARLY, GOAL, STOPPED
 from fedloom.server.planning.advance import counts
@@ -48,7 +48,7 @@ class Outcome:
 
 async def commit(
     plan: RoundPlan, total: RoundSum, context: RoundsContext, goal: int
-) -> tuple[Outcome, Sequence[UpdateRow]]:
+) -> tuple[Outcome, Sequence[AcceptedRow]]:
     """Compute the next model from a round's updates, store it, and commit the round.
 
     Returns:

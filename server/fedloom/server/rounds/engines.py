@@ -18,7 +18,7 @@ from fedloom.server.engine import (
     RoundState,
     Select,
 )
-from fedloom.server.ledger.rows import CohortRow, RoundRow, UpdateRow
+from fedloom.server.ledger.rows import AcceptedRow, CohortRow, RoundRow
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.context import RoundsContext
 
@@ -36,7 +36,7 @@ class StoredRound:
 
     row: RoundRow | None
     members: Sequence[CohortRow] = ()
-    accepted: Sequence[UpdateRow] = ()
+    accepted: Sequence[AcceptedRow] = ()
     at_work: Sequence[CohortRow] = ()
 
 

@@ -8,16 +8,15 @@ before the ledger says that the round is committed.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedloom.protocol import tracing
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.task_description import FileRef
 from fedloom.server.background_tasks import BackgroundTasks
-from fedloom.server.ledger.rows import UpdateRow
+from fedloom.server.ledger.rows import AcceptedRow, MetricsRow
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import timed
 from fedloom.server.planning import limits
@@ -26,6 +25,7 @@ from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.planning.round_result import (
     ClientMetrics,
     ClientReport,
+    ReportedMetrics,
     RoundMetrics,
     RoundResult,
 )
@@ -73,7 +73,7 @@ class RoundSum:
     def _empty(self) -> Partial:
         return limits.empty_sum(self._plan.spec, self._plan.manifest)
 
-    async def restore(self, accepted: Iterable[UpdateRow]) -> None:
+    async def restore(self, accepted: Iterable[AcceptedRow]) -> None:
         """Read the last checkpoint, and fold the updates accepted since."""
         self._folder = await self._context.in_fold(fold.restore, self._checkpoint, self._empty)
         for update in accepted:
@@ -110,7 +110,7 @@ class RoundSum:
         crossing("fold.after")
         return self._folder.save(self._checkpoint) if due else []
 
-    async def finish(self, accepted: Iterable[UpdateRow]) -> "StoredResult":
+    async def finish(self, accepted: Iterable[AcceptedRow]) -> "StoredResult":
         """Compute the run's next state from all accepted updates, and store it.
 
         Raises:
@@ -130,7 +130,7 @@ class RoundSum:
             raise self._error
         return await self._context.in_fold(self._finish_in_thread, accepted)
 
-    def _finish_in_thread(self, accepted: Sequence[UpdateRow]) -> "StoredResult":
+    def _finish_in_thread(self, accepted: Sequence[AcceptedRow]) -> "StoredResult":
         plan = self._plan
         setup = RunSetup.of(plan.spec, plan.manifest, plan.stream)
         before = state_files.load(self._context.models, setup, plan)
@@ -139,6 +139,7 @@ class RoundSum:
             kind=plan.kind,
             reports=[_report(row) for row in accepted],
             total=self._folder.partial,
+            metrics=map(_metrics, self._context.ledger.reported_metrics(*plan.key)),
             updates=None if self._is_sum else self._each(accepted),
         )
         after = advance(setup, before, result)
@@ -155,7 +156,7 @@ class RoundSum:
             remark=after.note,
         )
 
-    def _each(self, accepted: Sequence[UpdateRow]) -> SpoolUpdates:
+    def _each(self, accepted: Sequence[AcceptedRow]) -> SpoolUpdates:
         spool = self._context.spool
         stored = [
             StoredUpdate(row.client, spool.path(row.file), spool.header(row.file))
@@ -185,16 +186,14 @@ class RoundSum:
         await self._folding.settled()
 
 
-def _report(row: UpdateRow) -> ClientReport:
+def _report(row: AcceptedRow) -> ClientReport:
     """An accepted update, as the ledger holds it."""
-    return ClientReport(
+    return ClientReport(client=row.client, asked_in=row.round, has_tensors=bool(row.file))
+
+
+def _metrics(row: MetricsRow) -> ReportedMetrics:
+    return ReportedMetrics(
         client=row.client,
-        asked_in=row.round,
-        has_tensors=bool(row.file),
-        training=_metrics(row.training),
-        evaluation=_metrics(row.evaluation),
+        training=ClientMetrics(**row.training),
+        evaluation=ClientMetrics(**row.evaluation),
     )
-
-
-def _metrics(kept: Mapping[str, Any] | None) -> ClientMetrics:
-    return ClientMetrics(**kept) if kept else ClientMetrics()

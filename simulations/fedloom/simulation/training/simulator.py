@@ -32,6 +32,7 @@ from fedloom.server.planning.advance import Advanced, TrainingState, advance, be
 from fedloom.server.planning.observations import observe
 from fedloom.server.planning.round_result import (
     ClientReport,
+    ReportedMetrics,
     RoundMetrics,
     RoundResult,
     last_counted,
@@ -308,7 +309,12 @@ class Simulation:
     ) -> tuple[Advanced | None, str]:
         """The new state after a round and its notes, or None and the reason if it is abandoned."""
         result = RoundResult(
-            number=number, kind=kind, reports=reports, total=done.partial, updates=done.updates
+            number=number,
+            kind=kind,
+            reports=reports,
+            total=done.partial,
+            metrics=map(self._metrics, done.reports),
+            updates=done.updates,
         )
         try:
             advanced = advance(self._setup, self._training, result) if done.committed else None
@@ -375,6 +381,11 @@ class Simulation:
             client=self.experiment.population.names[report.client],
             asked_in=done.asked_in.get(report.client, number),
             has_tensors=report.has_tensors,
+        )
+
+    def _metrics(self, report: Report) -> ReportedMetrics:
+        return ReportedMetrics(
+            client=self.experiment.population.names[report.client],
             training=client_metrics(report.training),
             evaluation=client_metrics(report.evaluation),
         )
