@@ -142,6 +142,25 @@ def test_a_task_from_a_newer_server_is_refused(changed):
         from_message(message)
 
 
+@pytest.mark.parametrize(
+    ("changed", "limit"),
+    [
+        ({"train": fleet_pb2.TrainSettings(only=["*"] * 20_000)}, "256 entries in only"),
+        ({"train": fleet_pb2.TrainSettings(widths=[0.5] * 257)}, "256 entries in widths"),
+        ({"personal": fleet_pb2.Personal(keep=["x*"] * 257)}, "256 entries in keep"),
+        ({"config": {str(i): fleet_pb2.Scalar() for i in range(257)}}, "256 values in config"),
+        ({"config": {"x" * 257: fleet_pb2.Scalar()}}, "256 characters in config"),
+        ({"config": {"x": fleet_pb2.Scalar(string_value="y" * 65_537)}}, "in config.x, got 65537"),
+    ],
+)
+def test_a_task_beyond_a_limit_is_refused(changed, limit):
+    """Before a device compares thousands of patterns with thousands of names."""
+    message = to_message(TASK)
+    message.MergeFrom(fleet_pb2.Task(**changed))
+    with pytest.raises(UsageError, match=limit):
+        from_message(message)
+
+
 def test_values_that_differ_between_clients_are_set_on_a_copy():
     """The seed follows from the run's seed, the round and the client."""
     common = to_message(TASK)

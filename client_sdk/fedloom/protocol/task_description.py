@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 
 Scalar: TypeAlias = bool | int | float | str
 
+MAX_CONFIG: Final = 256
+"""Most values for the client's code."""
+MAX_CONFIG_NAME: Final = 256
+"""Longest name of one, characters."""
+MAX_CONFIG_TEXT: Final = 1 << 16
+"""Longest text of one, characters."""
+
 WEIGHTINGS: Final = ("examples", "client", "uniform")
 """Where the weight of an update comes from: number of examples, the client, or 1 for everyone."""
 
@@ -132,6 +139,26 @@ class TaskDescription:
     def receives(self) -> bool:
         """Whether clients get the tensors beside the model: to train, or to pick one of several."""
         return self.train or self.rule.picks
+
+
+def check_config(config: Mapping[str, Scalar]) -> None:
+    """Check that values for a client's code are few and short enough for any device.
+
+    Raises:
+        ValueError: the message names the limit.
+    """
+    if len(config) > MAX_CONFIG:
+        raise ValueError(f"Expected at most {MAX_CONFIG} values in config, got {len(config)}.")
+    for name, value in config.items():
+        if len(name) > MAX_CONFIG_NAME:
+            raise ValueError(
+                f"Expected names of at most {MAX_CONFIG_NAME} characters in config, "
+                f"got one of {len(name)}."
+            )
+        if isinstance(value, str) and len(value) > MAX_CONFIG_TEXT:
+            raise ValueError(
+                f"Expected at most {MAX_CONFIG_TEXT} characters in config.{name}, got {len(value)}."
+            )
 
 
 def task_seed(seed: int, number: int, client: str) -> int:

@@ -13,6 +13,7 @@ from fedloom.protocol.task_description import (
     Scalar,
     TaskDescription,
     UpdateBounds,
+    check_config,
     task_seed,
 )
 from fedloom.protocol.updates.compression import scheme_of
@@ -151,6 +152,8 @@ def from_message(message: fleet_pb2.Task) -> TaskDescription:
             model, or one of their settings.
     """
     try:
+        config = {name: _scalar(value) for name, value in message.config.items()}
+        check_config(config)
         return TaskDescription(
             run=message.key.run,
             round=message.key.round,
@@ -165,7 +168,7 @@ def from_message(message: fleet_pb2.Task) -> TaskDescription:
             evaluate=message.evaluate,
             weighting=_WEIGHTING_NAMES[message.weighting],
             bounds=_bounds(message),
-            config={name: _scalar(value) for name, value in message.config.items()},
+            config=config,
             deadline_s=message.deadline_s,
             seed=message.seed,
             received=_file(message.received),

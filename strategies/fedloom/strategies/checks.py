@@ -1,7 +1,13 @@
 """Checks that configuration dataclasses make when they are built, with one form of message."""
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
+
+MAX_LISTED: Final = 256
+"""Longest list of a setting: devices compare each pattern with each name of a tensor."""
+MAX_PATTERN: Final = 256
+"""Longest pattern, characters."""
 
 
 def check_number(
@@ -49,3 +55,37 @@ def check_count(name: str, value: Any, *, at_least: int = 1) -> None:
         raise TypeError(f"Expected {name} to be a whole number, got {value!r}.")
     if value < at_least:
         raise ValueError(f"Expected {name} >= {at_least}, got {value}.")
+
+
+def check_list(name: str, value: Any) -> tuple[Any, ...]:
+    """Return a list of a setting as a tuple.
+
+    Raises:
+        TypeError: it is not a list.
+        ValueError: it is longer than `MAX_LISTED`.
+    """
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"Expected {name} as a list, got {value!r}.")
+    if len(value) > MAX_LISTED:
+        raise ValueError(f"Expected at most {MAX_LISTED} entries in {name}, got {len(value)}.")
+    return tuple(value)
+
+
+def check_patterns(name: str, value: Any) -> tuple[str, ...]:
+    """Return a list of patterns of names, as in a shell, as a tuple.
+
+    Raises:
+        TypeError: it is not a list of strings.
+        ValueError: it is longer than `MAX_LISTED`, or a pattern is empty or longer than
+            `MAX_PATTERN`.
+    """
+    patterns = check_list(name, value)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"Expected {name} as a list of patterns of names, got {pattern!r}.")
+        if not 0 < len(pattern) <= MAX_PATTERN:
+            raise ValueError(
+                f"Expected patterns of 1 to {MAX_PATTERN} characters in {name}, "
+                f"got one of {len(pattern)}."
+            )
+    return patterns

@@ -26,7 +26,7 @@ from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import Any
 
-from fedloom.strategies.checks import check_count, check_number
+from fedloom.strategies.checks import check_count, check_list, check_number, check_patterns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +63,8 @@ class PartialWork:
         for name in ("clip_norm", "time_budget_s"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), above=0)
-        for name in ("only", "widths"):
-            value = getattr(self, name)
-            if isinstance(value, str) or not isinstance(value, Sequence):
-                raise TypeError(f"Expected {name} as a list, got {value!r}.")
-            object.__setattr__(self, name, tuple(value))
-        for pattern in self.only:
-            if not isinstance(pattern, str) or not pattern:
-                raise TypeError(f"Expected only as a list of patterns of names, got {self.only!r}.")
+        object.__setattr__(self, "only", check_patterns("only", self.only))
+        object.__setattr__(self, "widths", check_list("widths", self.widths))
         _check_part("tensor_share", self.tensor_share)
         for width in self.widths:
             _check_part("widths", width)

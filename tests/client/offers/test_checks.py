@@ -52,6 +52,7 @@ BAD = {
     "a path": setter("key.run", "../up"),
     "a long run": setter("key.run", "ä" * 101),
     "round 0": setter("key.round", 0),
+    "a long name of the run": setter("run_name", "x" * (checks.MAX_RUN_BYTES + 1)),
     "a model without a digest": setter("model.digest", ""),
     "a model that is too large": setter("model.size_bytes", checks.MAX_MODEL_BYTES + 1),
     "received tensors that are too large": lambda task: (

@@ -38,6 +38,7 @@ def check_offer(offer: fleet_pb2.Task) -> None:
     if not is_run(offer.key.run):
         raise _malformed("a run's id of letters, digits, - and _", repr(offer.key.run[:80]))
     _check_number("round", offer.key.round, 1, 1 << 31)
+    _check_number("the length of run_name", len(offer.run_name), 0, MAX_RUN_BYTES)
     _check_ref("model", offer.model)
     if offer.received.digest:
         _check_ref("received", offer.received)

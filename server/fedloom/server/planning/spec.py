@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fedloom.protocol.codecs import Codec
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.settings import call, check_names, named, subtable, typed
-from fedloom.protocol.task_description import WEIGHTINGS, Scalar
+from fedloom.protocol.task_description import WEIGHTINGS, Scalar, check_config
 from fedloom.protocol.updates.compression import Scheme, scheme
 from fedloom.server.engine import (
     BufferConfig,
@@ -123,6 +123,7 @@ class RunSpec:
         if self.max_norm is not None and not self.max_norm > 0:
             raise UsageError(f"Expected max_norm > 0, got {self.max_norm}.")
         try:
+            check_config(self.config)
             self.build_strategy()
             self.build_selection()
             self.metrics_settings()

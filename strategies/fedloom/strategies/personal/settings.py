@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from fedloom.strategies.checks import check_count
+from fedloom.strategies.checks import check_count, check_patterns
 from fedloom.strategies.personal.own_models import Apfl, Ditto, OwnModel
 
 KEPT: Final = "kept"
@@ -59,9 +59,7 @@ class Personal:
     mix_learning_rate: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.keep, str) or not all(isinstance(glob, str) for glob in self.keep):
-            raise TypeError(f'Expected keep as a list of globs, ["head.*"], got {self.keep!r}.')
-        object.__setattr__(self, "keep", tuple(self.keep))  # TOML has lists
+        object.__setattr__(self, "keep", check_patterns("keep", self.keep))  # TOML has lists
         check_count("head_epochs", self.head_epochs, at_least=0)
         if self.head_epochs and not self.keep:
             raise ValueError("Expected keep to name the head that head_epochs trains, got none.")
