@@ -13,12 +13,13 @@ import argparse
 import asyncio
 import multiprocessing
 import os
+import secrets
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,9 @@ from fedloom.cli.connection.api_client import Control
 from fedloom.client.config import load
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.transport import methods
-from fedloom.protocol.v1 import fleet_pb2
+from fedloom.protocol.trust import tokens
+from fedloom.protocol.trust.identity import build_csr, generate_key
+from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -54,6 +57,7 @@ class Attackers:
     Attributes:
         configs: client.toml of each identity, by name.
         server: host:port of the fleet.
+        enrolment: host:port for devices with a token.
         digest: of a model that the server sends.
         header: of a valid update to that model, without task, client and digest.
         settled: sends the parent the number of places held, once they are.
@@ -61,6 +65,7 @@ class Attackers:
 
     configs: dict[str, Path]
     server: str
+    enrolment: str
     digest: str
     header: bytes
     settled: Callable[[int], None]
@@ -192,13 +197,60 @@ async def offers_left_unanswered(attackers):
     await asyncio.gather(*working)
 
 
+@kind(clients=1)
+async def uploads_outside_the_cohort(attackers):
+    """One client sends headers of updates that nobody asked it for, 5,000 streams at a time."""
+    (name,) = attackers.configs
+    header = fleet_pb2.UpdateHeader(client=name, weight=1.0, size_bytes=100)
+    header.task.run, header.task.round = "none", 1
+
+    async def one(channel):
+        call = channel.stream_stream(methods.UPLOAD)()
+        await call.write(header.SerializeToString())
+        await call.read()
+
+    async with attackers.channel(name) as channel:
+        await _bulk(lambda: one(channel), 5000, attackers)
+
+
+@kind(clients=1)
+async def guessed_tokens(attackers):
+    """A stranger enrols with tokens that nobody gave out, 64 calls at a time."""
+    (config,) = attackers.configs.values()
+    _, root = ClientStore(load(config).state_dir).identity()
+    csr, pin = build_csr(generate_key()), secrets.token_bytes(32)
+
+    async def one(channel):
+        request = enrolment_pb2.EnrolRequest(
+            protocol_versions=PROTOCOL_VERSIONS, token=tokens.make_token(pin).text(), csr_pem=csr
+        )
+        await channel.unary_unary(methods.ENROL)(request.SerializeToString())
+
+    credentials = grpc.ssl_channel_credentials(root)
+    async with grpc.aio.secure_channel(attackers.enrolment, credentials, OPTIONS) as channel:
+        await _bulk(lambda: one(channel), 64, attackers)
+
+
+async def _bulk(call, at_once, attackers):
+    """Make calls for ever, so many at a time."""
+
+    async def calling():
+        while True:
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await call()
+
+    working = [asyncio.ensure_future(calling()) for _ in range(at_once)]
+    attackers.settled(at_once)
+    await asyncio.gather(*working)
+
+
 # ---- measurement -------------------------------------------------------------------------------
 
 
-def attacking(name, configs, server, pipe, update):
+def attacking(name, configs, addresses, pipe, update):
     """The process of an attack, on the last core."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    attackers = Attackers(configs, server, *update, pipe.send)
+    attackers = Attackers(configs, *addresses, *update, pipe.send)
     asyncio.run(KINDS[name].attack(attackers))
 
 
@@ -207,7 +259,8 @@ def attack_of(name, deployment, identities, update):
     """An attack under way."""
     here, there = SPAWN.Pipe()
     chosen = dict(list(identities.items())[: KINDS[name].clients])
-    arguments = (name, chosen, deployment.config.fleet, there, update)
+    addresses = (deployment.config.fleet, deployment.config.enrolment)
+    arguments = (name, chosen, addresses, there, update)
     process = SPAWN.Process(target=attacking, args=arguments, daemon=True)
     process.start()
     try:

@@ -67,6 +67,7 @@ def test_the_key_of_an_expired_certificate_renews_it(runner, federation, ended):
 def test_refused_request_is_in_the_audit_trail(runner, federation):
     """With its reason, and without an actor, as the peer is not authenticated."""
     assert asked(runner, federation, b"\xff").code is not None
+    runner.run(federation.contexts.audit_log.store())
     newest = federation.ledger.trail.page(Filter(action="client.enrol.refused"), 1)[0]
     assert newest["who"] == ""
     assert json.loads(newest["detail"])["what"] == "late renewal"

@@ -25,7 +25,6 @@ from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server import app
 from fedloom.server.fleet import authenticate
 from fedloom.server.fleet.sessions import MAX_CALLS, Hold
-from fedloom.server.ledger import refusals
 from fedloom.server.pki import certificates
 from fedloom.server.pki.authority import Authority
 from support.agents import until
@@ -283,7 +282,8 @@ GREETINGS = {
     "reply before hello": ([REPLY.SerializeToString()], Code.MALFORMED),
     "another's name": ([greeting(client="alice")], Code.WRONG_IDENTITY),
     "no name": ([greeting(client="")], Code.WRONG_IDENTITY),
-    "a megabyte of name": ([greeting(client="\U0001f9f6" * 250_000)], Code.WRONG_IDENTITY),
+    "a long name": ([greeting(client="\U0001f9f6" * 16_000)], Code.WRONG_IDENTITY),
+    "a megabyte of name": ([greeting(client="\U0001f9f6" * 250_000)], Code.TOO_LARGE),
     "future version": (
         [
             fleet_pb2.ClientMessage(
@@ -310,7 +310,7 @@ GREETINGS = {
                 hello=fleet_pb2.Hello(protocol_versions=[7] * 500_000, client="peter")
             ).SerializeToString()
         ],
-        Code.VERSION_UNSUPPORTED,
+        Code.TOO_LARGE,
     ),
     "hello without a nonce": ([greeting(client="peter", nonce=b"")], Code.MALFORMED),
     "long nonce": ([greeting(client="peter", nonce=bytes(33))], Code.MALFORMED),
@@ -576,13 +576,18 @@ def test_names_in_a_certificate_request_are_ignored(runner, arena):
     runner.run(scene())
 
 
-def test_unauthenticated_peers_cannot_fill_the_ledger(runner, arena, monkeypatch):
-    """Only the newest refusals are kept."""
-    monkeypatch.setattr(refusals, "KEPT_REFUSALS", 5)
+def test_unauthenticated_peers_cannot_fill_the_ledger(runner, arena):
+    """Their refusals are one row with their number."""
+
+    def counted():
+        rows = [row for row in arena.federation.refusals() if row.code == Code.BAD_TOKEN]
+        return len(rows), sum(row.times for row in rows)
 
     async def scene():
+        await arena.federation.ask_enrolment(token="guess")
+        rows, times = counted()
         for number in range(8):
             await arena.federation.ask_enrolment(token=f"guess {number}")
-        assert len(arena.federation.refusals()) == 5
+        assert counted() == (rows, times + 8)
 
     runner.run(scene())

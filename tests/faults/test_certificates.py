@@ -64,6 +64,7 @@ def test_a_certificate_past_the_grace_period_needs_a_token(stage):
     assert ann.process.wait(PATIENCE_S) == 1
     assert "Late renewal is possible for 168 hours: enrol again with a new token" in ann.log()
     ledger = Ledger.in_directory(stage.state)
+    wait(lambda: ledger.list_refusals(""), "the refusal, which is stored within a second")
     newest = ledger.list_refusals("")[0]
     ledger.close()
     assert (newest.code, newest.client) == (Code.EXPIRED, "ann")

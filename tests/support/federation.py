@@ -340,8 +340,11 @@ class Federation:
         await self.contexts.in_ledger(lambda: None)
 
     def refusals(self, run=""):
-        """The refusals in the ledger, newest first."""
-        return self.ledger.list_refusals(run)
+        """The refusals, newest first, with those that would be stored within a second."""
+        new = self.server.context.fleet.refusals.unstored()
+        replaced = {number for number, _ in new}
+        rows = [row for row in self.ledger.list_refusals(run) if row.id not in replaced]
+        return [row for _, row in new if not run or row.run == run] + rows
 
     def spool_bytes(self):
         """What the spool takes on disk, in bytes of blocks."""

@@ -45,7 +45,7 @@ from fedloom.server.access import oidc_http  # noqa: E402
 from fedloom.server.access.site import make_site  # noqa: E402
 from fedloom.server.config import ServerConfig, split_address  # noqa: E402
 from fedloom.server.context import ServerContext, assemble  # noqa: E402
-from fedloom.server.fleet import last_seen  # noqa: E402
+from fedloom.server.fleet import last_seen, pacing, refusal_log  # noqa: E402
 from fedloom.server.fleet.context import FleetContext  # noqa: E402
 from fedloom.server.fleet.enrolment import EnrolmentService  # noqa: E402
 from fedloom.server.fleet.service import FleetService  # noqa: E402
@@ -90,6 +90,10 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 MAX_CONNECTIONS = "grpc.max_allowed_incoming_connections"
+MAX_STREAMS = "grpc.max_concurrent_streams"
+
+ENROLLING = 64
+"""Enrolments in progress at once, beside the answers that `PeerPace` holds back."""
 
 
 class Certificates:
@@ -219,8 +223,11 @@ class Server:
         self._stack.push_async_callback(
             last_seen.store, server.fleet.presence, storage
         )  # stores the disconnects caused by the stop
+        self._stack.push_async_callback(server.fleet.refusals.store, storage)
+        self._stack.push_async_callback(server.fleet.audit_log.store)
         places, enrolling = connection_limits.places(connection_limits.raise_limit())
-        listening = grpc.aio.server(options=[*SERVER_OPTIONS, (MAX_CONNECTIONS, places)])
+        limits = ((MAX_CONNECTIONS, places), (MAX_STREAMS, pacing.MAX_STREAMS))
+        listening = grpc.aio.server(options=[*SERVER_OPTIONS, *limits])
         listening.add_generic_rpc_handlers((fleet.handlers(),))
         if authority is None:
             self.fleet_port = _bind(listening, config.fleet, None)
@@ -234,6 +241,8 @@ class Server:
         self._stack.push_async_callback(listening.stop, GRACE_S)
         self._background(_sweep(server.fleet))
         self._background(last_seen.keep(server.fleet.presence, storage))
+        self._background(refusal_log.keep(server.fleet.refusals, storage))
+        self._background(server.fleet.audit_log.keep())
         self._background(pruning.keep(storage, config.keep_models))
         self._background(lag.keep(server.fleet.meters))
         await self._start_api(listener)
@@ -271,9 +280,14 @@ class Server:
     ) -> None:
         # Callers are unauthenticated: few at a time, small messages. gRPC uses the first of two
         # equal options, so these limits must replace the fleet's.
-        limits = {"grpc.max_receive_message_length": 64 * 1024, MAX_CONNECTIONS: places}
+        limits = {
+            "grpc.max_receive_message_length": 64 * 1024,
+            MAX_CONNECTIONS: places,
+            MAX_STREAMS: pacing.STRANGER_STREAMS,
+        }
         options = dict(SERVER_OPTIONS) | limits
-        server = grpc.aio.server(options=[*options.items()], maximum_concurrent_rpcs=64)
+        at_once = ENROLLING + pacing.HELD
+        server = grpc.aio.server(options=[*options.items()], maximum_concurrent_rpcs=at_once)
         service = EnrolmentService(context, authority, self.fleet_port)
         server.add_generic_rpc_handlers((service.handlers(),))
         self.enrolment_port = _bind(

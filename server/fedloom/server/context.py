@@ -9,6 +9,7 @@ from fedloom.server.access.context import AccessContext
 from fedloom.server.config import ServerConfig
 from fedloom.server.event_hub import Hub
 from fedloom.server.fleet.context import FleetContext
+from fedloom.server.fleet.refusal_log import RefusalLog
 from fedloom.server.fleet.sessions import Fleet
 from fedloom.server.fleet.transfer_slots import TransferSlots
 from fedloom.server.metrics.log_buffer import LogRing
@@ -71,6 +72,7 @@ def assemble(
         **shared,
         config=config,
         fleet=sessions,
+        refusals=RefusalLog(live),
         records=rounds.records,
         live=live,
         meters=meters,

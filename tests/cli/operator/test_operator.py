@@ -240,7 +240,7 @@ def test_refusals_are_listed(door):
 
     run = _submit()
     assert _run("run", "refusals").stdout == "No refusals.\n"
-    door.contexts.ledger.add_refusal("ward-3", run, 1, Refusal(Code.NOT_FINITE, "w[3] is NaN."))
+    door.contexts.refusals.add("ward-3", run, 1, Refusal(Code.NOT_FINITE, "w[3] is NaN."))
     output = _run("run", "refusals").stdout
     assert "not_finite" in output
     assert "w[3] is NaN." in output

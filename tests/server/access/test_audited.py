@@ -45,7 +45,7 @@ def test_model_is_recorded_before_it_is_stored(door, tmp_path, monkeypatch):
     assert door.ask("PUT", "/models", body=model)[0] == 503
     assert [e["action"] for e in _entries(door)] == ["model.add", "model.add.failed"]
     monkeypatch.undo()
-    monkeypatch.setattr(door.contexts.ledger.trail, "append", refuse)
+    monkeypatch.setattr(door.contexts.ledger.trail, "append_all", refuse)
     assert door.ask("PUT", "/models", body=model)[0] == 503
     assert not list((door.directory / "models").iterdir())
 
@@ -71,11 +71,12 @@ def test_unauthenticated_peers_do_not_fill_the_trail(door, monkeypatch):
     monkeypatch.setattr(audit_log, "time", like(time, time=lambda: 1_000_000.0))
 
     async def knock():
+        trail = door.contexts.audit_log
         for _ in range(9):
-            await door.contexts.audit_log.record_limited(
-                "", "enrolment", "client.enrol.refused", "", {}
-            )
-        await door.contexts.audit_log.record_limited("ann", "password", "login.fail", "ann", {})
+            trail.note("", "enrolment", "client.enrol.refused", "", {})
+            await trail.store()
+        trail.note("ann", "password", "login.fail", "ann", {})
+        await trail.store()
 
     _run(door, knock())
     refused = [e for e in _entries(door) if e["action"] == "client.enrol.refused"]

@@ -1,5 +1,6 @@
 """Login over TCP by password, link and token, and everything that is refused."""
 
+import asyncio
 import http.client
 import json
 import logging
@@ -21,6 +22,7 @@ PASSWORD = "correct horse battery"
 def _audited(door):
     from fedloom.server.ledger.access_tables import audit
 
+    asyncio.run_coroutine_threadsafe(door.contexts.audit_log.store(), door._loop).result(10)
     return [(row["action"], row["who"]) for row in rows_of(door.contexts.ledger, audit.select())]
 
 

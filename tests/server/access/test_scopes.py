@@ -46,6 +46,6 @@ def test_action_is_not_carried_out_without_its_record(door, monkeypatch):
     def broken(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(door.contexts.ledger.trail, "append", broken)
+    monkeypatch.setattr(door.contexts.ledger.trail, "append_all", broken)
     assert door.ask("POST", "/tokens", {"client": "ward-3"})[0] == 500
     assert door.contexts.ledger.list_tokens() == []

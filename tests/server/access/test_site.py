@@ -10,8 +10,6 @@ from fedloom.server.access import gate
 from fedloom.server.access.site import make_site
 from fedloom.server.config import ServerConfig
 from fedloom.server.http import tcp_listener
-from fedloom.server.ledger.access_tables import audit
-from support.contexts import rows_of
 from support.door import Door
 from support.patience import PATIENCE_S
 from support.visitor import Visitor
@@ -80,8 +78,8 @@ def test_configured_proxy_on_this_machine_is_trusted(tmp_path):
             )  # fmt: skip
         assert answer.status == 401
         assert answer.headers["strict-transport-security"]
-        [row] = rows_of(door.contexts.ledger, audit.select())
-        assert json.loads(row["detail"])["address"] == "192.0.2.7"
+        [entry] = door.ask("GET", "/audit")[1]["entries"]
+        assert json.loads(entry["detail"])["address"] == "192.0.2.7"
 
 
 @pytest.mark.parametrize(

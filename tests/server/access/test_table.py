@@ -32,7 +32,7 @@ def door(tmp_path_factory):
             door.run = door.submit(directory)
             ledger.add_token("01", "hash", "ward-1", 4e9)
             ledger.enrol("01", "01", 4e9)
-            ledger.add_refusal("ward-1", door.run, 1, Refusal(Code.NOT_FINITE, "NaN."))
+            door.contexts.refusals.add("ward-1", door.run, 1, Refusal(Code.NOT_FINITE, "NaN."))
             hashed = passwords.hashed(PASSWORD)
             ledger.accounts.add_user("ann", Scope.ADMIN, hashed, time.time())
             yield door

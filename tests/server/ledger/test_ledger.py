@@ -10,6 +10,7 @@ import pytest
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
 from fedloom.server.ledger import AcceptedUpdate, Ledger, require_run
 from fedloom.server.ledger import refusals as refusals_module
+from fedloom.server.ledger.refusals import Refused
 from fedloom.server.rounds.member_records import Record
 
 UPDATE = AcceptedUpdate(
@@ -381,9 +382,11 @@ def test_lists_never_show_a_token_s_hash(ledger):
 def test_newest_refusals_are_kept_and_listed_first(ledger, monkeypatch):
     """The oldest are deleted; a run sees its own."""
     monkeypatch.setattr(refusals_module, "KEPT_REFUSALS", 4)
+    row = Refused(at=1.0, client="mallory", run="", round=0, code="too_large", message="")
     for number in range(6):
-        refusal = Refusal(Code.TOO_LARGE, f"message {number}", detail="detail")
-        ledger.add_refusal("mallory", "run" if number % 2 else "", number, refusal)
+        run, message = "run" if number % 2 else "", f"message {number}"
+        new = replace(row, run=run, round=number, message=message, detail="detail")
+        ledger.put_refusals([(None, new)])
     assert [r.round for r in ledger.list_refusals()] == [5, 4, 3, 2]
     assert [r.round for r in ledger.list_refusals("run")] == [5, 3]
     newest = ledger.list_refusals(limit=1)[0]

@@ -338,7 +338,7 @@ def test_refusals_of_a_run_are_listed_newest_first(door, tmp_path):
     run = door.submit(tmp_path)
     for round_number in (1, 2):
         refusal = Refusal(Code.NOT_FINITE, "Expected numbers.", detail="w[3]")
-        door.contexts.ledger.add_refusal("ward-3", run, round_number, refusal)
+        door.contexts.refusals.add("ward-3", run, round_number, refusal)
     _, listed = door.ask("GET", f"/runs/{run}/refusals")
     assert [r["round"] for r in listed["refusals"]] == [2, 1]
     assert listed["refusals"][0]["detail"] == "w[3]"

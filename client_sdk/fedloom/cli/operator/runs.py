@@ -260,11 +260,12 @@ def refusals(run: str | None, limit: int, directory: Path) -> None:
             output.escape(r["client"] or "-"),
             str(r["round"]),
             f"[yellow]{r['code']}[/]",
+            str(r["times"]),
             output.escape(r["message"]),
         )
         for r in found["refusals"]
     )
-    columns = ("WHEN", "CLIENT", ">ROUND", "CODE", "~MESSAGE")
+    columns = ("WHEN", "CLIENT", ">ROUND", "CODE", ">TIMES", "~MESSAGE")
     output.emit_table(found, columns, rows, "No refusals.")
 
 

@@ -170,6 +170,8 @@ def _refusals(refusals: list[dict[str, Any]], width: int, g: Glyphs, most: int) 
         line = Text(f" {output.moment(each['at'])}  ", style="dim")
         line.append(f"{each['client'] or '-'}", style="not dim")
         line.append(f"  {each['code']}", style="not dim yellow")
+        if each.get("times", 1) > 1:
+            line.append(f" ×{each['times']}")
         line.append(f"  round {each['round']}: {each['message']}")
         line.truncate(width - 1, overflow="ellipsis")
         lines.append(line)

@@ -132,7 +132,7 @@ class Gate:
         self._count(name, address)
         row = await self.access.in_access(self.accounts.user, name)
         if not await self._check(password, row["password"] if row else None):
-            await self.audit_failure(name, "password", address)
+            self.audit_failure(name, "password", address)
             raise UnauthenticatedError(FAILED)
         assert row is not None
         self._names.forgive(name)
@@ -218,10 +218,10 @@ class Gate:
         finally:
             self._checks -= 1
 
-    async def audit_failure(self, name: str, how: str, address: str) -> None:
-        """Record a failed login, limited per hour."""
+    def audit_failure(self, name: str, how: str, address: str) -> None:
+        """Note a failed login, limited per hour."""
         detail = {"address": address}
-        await self.access.audit_log.record_limited(name, how, "login.fail", name, detail)
+        self.access.audit_log.note(name, how, "login.fail", name, detail)
 
 
 def _without_port(address: str) -> str:

@@ -14,12 +14,20 @@ from fedloom.protocol.version import NONCE_SINCE, __version__
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named, check_version
 from fedloom.server.fleet.context import FleetContext
+from fedloom.server.fleet.pacing import Buckets
 from fedloom.server.fleet.sessions import Call, Session
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.rounds.manager import Runs
 from fedloom.server.rounds.round_driver import RoundDriver
 
 log = logging.getLogger(__name__)
+
+
+MAX_MESSAGE_BYTES = 64 << 10
+"""Longest message of a client on its stream."""
+
+MESSAGE_BURST, MESSAGES_PER_S = 200, 50.0
+"""Messages of a stream read at once, and per second after that; a task takes a few a second."""
 
 
 class Attending:
@@ -62,8 +70,11 @@ class Attending:
             log.info("%s left", client, extra=about(client))
 
     async def _listen(self, session: Session, context: Context) -> None:
+        pace = Buckets(burst=MESSAGE_BURST, per_s=MESSAGES_PER_S)
         while (raw := await context.read()) is not grpc.aio.EOF:
-            message = methods.parse(fleet_pb2.ClientMessage, raw)
+            # Not read: flow control stops the client.
+            await asyncio.sleep(pace.take("", time.monotonic()))
+            message = _parse(raw)
             match message.WhichOneof("kind"):
                 case "offer_reply":
                     reply = message.offer_reply
@@ -91,9 +102,18 @@ class Attending:
         return driver if driver.key_of(client) == task else None
 
 
+def _parse(raw: object) -> fleet_pb2.ClientMessage:
+    if isinstance(raw, bytes) and len(raw) > MAX_MESSAGE_BYTES:
+        raise Refusal(
+            Code.TOO_LARGE,
+            f"Expected a message of at most {MAX_MESSAGE_BYTES} bytes, got {len(raw)}.",
+        )
+    return methods.parse(fleet_pb2.ClientMessage, raw)
+
+
 async def _hello(call: Call, context: Context) -> fleet_pb2.Hello:
     async with asyncio.timeout(READ_TIMEOUT_S):
-        message = methods.parse(fleet_pb2.ClientMessage, await context.read())
+        message = _parse(await context.read())
     if message.WhichOneof("kind") != "hello":
         raise Refusal(Code.MALFORMED, "Expected a hello first.")
     hello: fleet_pb2.Hello = message.hello

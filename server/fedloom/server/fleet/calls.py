@@ -1,7 +1,7 @@
 """Admits calls of authenticated clients, and ends refused ones.
 
-Invariants: every refusal goes to the log, the ledger and the caller, and affects no other call. A
-call is registered with the fleet before the ledger is queried about its client.
+Invariants: every refusal goes to the caller, is counted in metrics and ledger, and affects no other
+call. A call is registered with the fleet before the ledger is queried about its client.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from fedloom.protocol.transport.status import grpc_status
 from fedloom.protocol.version import SERVER_VERSIONS
 from fedloom.server.fleet.authenticate import Context, caller, claimed
 from fedloom.server.fleet.context import FleetContext
+from fedloom.server.fleet.pacing import address_of
 from fedloom.server.fleet.sessions import Call
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import CALL, UPDATE
-from fedloom.server.rounds.storage_retry import store_or_log
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ class Calls:
         try:
             call.client, call.peer = caller(context, plaintext=self._plaintext)
             with self._server.fleet.calling(call):
+                await self._server.pace.call(call.client)
                 if (peer := call.peer) is not None:
                     check = self._server.ledger.check_certificate
                     await self._server.in_ledger(check, peer.serial, peer.client)
@@ -60,25 +61,31 @@ class Calls:
             if call.refusal is None:
                 raise
             handler.uncancel()
-            await self._refuse(context, call, call.refusal)
+            self._count(context, call, call.refusal)
+            await abort(context, call.refusal)
 
     async def _refuse(self, context: Context, call: Call, refusal: Refusal) -> None:
+        peer = self._count(context, call, refusal)
+        await self._server.pace.refusal(peer)
+        await abort(context, refusal)
+
+    def _count(self, context: Context, call: Call, refusal: Refusal) -> str:
+        """Count a refusal; returns the key of the caller's buckets."""
         client = call.client or ("" if self._plaintext else claimed(context))
         run, number = printable(call.task[0], 80), call.task[1]
-        log.warning(
-            "refused %s (run %s, round %d): %s: %s %s",
-            client or context.peer(), run, number, refusal.code, refusal, refusal.detail,
-            extra=about(client, run, number),
-        )  # fmt: skip
         server = self._server
+        server.refusals.add(client, run, number, refusal)
+        peer = client or address_of(context.peer())
+        if server.pace.is_logged(peer):
+            log.warning(
+                "refused %s (run %s, round %d): %s: %s %s",
+                client or context.peer(), run, number, refusal.code, refusal, refusal.detail,
+                extra=about(client, run, number),
+            )  # fmt: skip
         server.meters.refusals.labels(UPDATE if run else CALL, refusal.code.value).inc()
-        # Even with a full disk, the caller gets its refusal.
-        storing = server.in_ledger(server.ledger.add_refusal, client, run, number, refusal)
-        await store_or_log(storing, "that refusal")
         server.records.refused(call.task, client, refusal.code, str(refusal))
         call.refused(client, refusal)
-        server.live.changed("refusals", run)
-        await abort(context, refusal)
+        return peer
 
 
 def check_named(call: Call, claimed: str) -> None:

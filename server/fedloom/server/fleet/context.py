@@ -7,6 +7,8 @@ from fedloom.server.access.audit_log import AuditLog
 from fedloom.server.config import ServerConfig
 from fedloom.server.event_hub import Hub
 from fedloom.server.fleet.last_seen import Presence
+from fedloom.server.fleet.pacing import PeerPace
+from fedloom.server.fleet.refusal_log import RefusalLog
 from fedloom.server.fleet.sessions import Fleet
 from fedloom.server.fleet.transfer_slots import TransferSlots
 from fedloom.server.metrics.meters import Meters
@@ -22,6 +24,8 @@ class FleetContext(StorageContext):
     Attributes:
         fleet: sessions of the connected clients.
         presence: connects and disconnects that are not stored yet.
+        refusals: refused calls, counted, and those that are not stored yet.
+        pace: of calls and refusals of each client and address.
         records: progress of the members of open rounds.
         signing: signs what clients receive; None on plaintext loopback.
         audit_log: of enrolments, renewals and departures.
@@ -32,6 +36,8 @@ class FleetContext(StorageContext):
     config: ServerConfig
     fleet: Fleet
     presence: Presence = field(default_factory=Presence)
+    refusals: RefusalLog
+    pace: PeerPace = field(default_factory=PeerPace)
     records: Records
     live: Hub
     meters: Meters

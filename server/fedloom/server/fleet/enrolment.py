@@ -8,8 +8,10 @@ but also prolongs the use of a stolen key.
 The service has a separate port, because the fleet's port requires a client certificate.
 """
 
+import asyncio
 import hmac
 import logging
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,8 @@ from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import abort, check_version
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.issuing import issue, renew
+from fedloom.server.fleet.pacing import address_of
+from fedloom.server.ledger.rows import HashedTokenRow
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import ENROLMENT
 from fedloom.server.pki.authority import Authority
@@ -40,6 +44,7 @@ class EnrolmentService:
         self._server = server
         self._fleet_port = fleet_port
         self._authority = authority
+        self._unused = _UnusedTokens(server)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """The handlers to register with a server."""
@@ -62,7 +67,7 @@ class EnrolmentService:
     async def _answered(
         self, what: str, raw: bytes, kind: type[Message], context: Context
     ) -> enrolment_pb2.IssuedCertificate:
-        server, caller = self._server, _Caller()
+        server, caller = self._server, _Caller(address_of(context.peer()))
         try:
             request = methods.parse(kind, raw)
             check_version(request.protocol_versions)  # type: ignore[attr-defined] # both have it
@@ -71,29 +76,45 @@ class EnrolmentService:
             assert isinstance(request, enrolment_pb2.LateRenewRequest)
             return await self._renew_late(request, caller)
         except Refusal as refusal:
-            log.warning(
-                "%s of %s from %s refused: %s: %s",
-                what, caller.name or "unknown", context.peer(), refusal.code, refusal,
-                extra=about(caller.name),
-            )  # fmt: skip
-            server.meters.refusals.labels(ENROLMENT, refusal.code.value).inc()
-            await server.in_ledger(server.ledger.add_refusal, caller.name, "", 0, refusal)
-            detail = {
-                "code": str(refusal.code), "reason": printable(str(refusal)), "what": what,
-                "address": printable(context.peer(), 64),
-            }  # fmt: skip
-            await server.audit_log.record_limited(
-                caller.name, "enrolment", "client.enrol.refused", caller.name, detail
-            )
+            self._count(what, caller.name, context.peer(), refusal)
+            await server.pace.refusal(caller.address)
             await abort(context, refusal)
         raise AssertionError("aborted")
+
+    def _count(self, what: str, client: str, peer: str, refusal: Refusal) -> None:
+        server = self._server
+        server.refusals.add(client, "", 0, refusal)
+        if server.pace.is_logged(address_of(peer)):
+            log.warning(
+                "%s of %s from %s refused: %s: %s",
+                what, client or "unknown", peer, refusal.code, refusal, extra=about(client),
+            )  # fmt: skip
+        server.meters.refusals.labels(ENROLMENT, refusal.code.value).inc()
+        detail = {
+            "code": str(refusal.code), "reason": printable(str(refusal)), "what": what,
+            "address": printable(peer, 64),
+        }  # fmt: skip
+        server.audit_log.note(client, "enrolment", "client.enrol.refused", client, detail)
+
+    async def _find(self, token: tokens.Token, address: str) -> HashedTokenRow | None:
+        """A token's row; addresses that guess are refused without a look into the ledger.
+
+        A device behind the same address still enrols: its token's id is among the unused ones.
+        """
+        server = self._server
+        wait_s = server.pace.refusals.wait_s(address, time.monotonic())
+        if wait_s and token.id not in await self._unused.ids():
+            raise Refusal(
+                Code.BUSY, "Too many refused enrolments from this address: try again in a minute."
+            )
+        return await server.in_reader(server.ledger.token, token.id)
 
     async def _enrol(
         self, request: enrolment_pb2.EnrolRequest, caller: "_Caller"
     ) -> enrolment_pb2.IssuedCertificate:
         server = self._server
         token = tokens.parse_token(request.token)
-        row = await server.in_ledger(server.ledger.token, token.id)
+        row = await self._find(token, caller.address)
         if row is None or not tokens.secret_matches(token.secret, row.secret_hash):
             raise Refusal(Code.BAD_TOKEN, "Expected a token of this server: ask for a new one.")
         caller.name = row.client
@@ -148,6 +169,33 @@ class EnrolmentService:
 
 @dataclass(slots=True)
 class _Caller:
-    """The client of a verified token or certificate; empty before verification."""
+    """Who calls.
 
+    Attributes:
+        address: the key of its buckets.
+        name: the client of a verified token or certificate; empty before verification.
+    """
+
+    address: str
     name: str = ""
+
+
+class _UnusedTokens:
+    """Ids of the tokens that may still be used, read anew at most every `FRESH_S` seconds."""
+
+    FRESH_S = 2.0
+
+    def __init__(self, server: FleetContext) -> None:
+        self._server = server
+        self._ids: frozenset[str] = frozenset()
+        self._read_at = -math.inf
+        self._reading = asyncio.Lock()
+
+    async def ids(self) -> frozenset[str]:
+        """The ids."""
+        async with self._reading:
+            if time.monotonic() - self._read_at > self.FRESH_S:
+                server = self._server
+                self._ids = frozenset(await server.in_reader(server.ledger.unused_tokens))
+                self._read_at = time.monotonic()
+            return self._ids

@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,35 @@ def _is_whole(row: Mapping[str, Any]) -> bool:
         return False
 
 
+Entry = dict[str, Any]
+"""An entry's columns, those apart that place it in the chain."""
+
+
+def encoded(detail: Mapping[str, Any]) -> str:
+    """An entry's detail as text."""
+    return json.dumps(detail, sort_keys=True, separators=(",", ":"))
+
+
+def new_entry(who: str, how: str, action: str, subject: str, detail: Mapping[str, Any]) -> Entry:
+    """An entry of now.
+
+    Args:
+        who: name of a principal or a client.
+        how: its authentication.
+        action: `thing.verb`.
+        subject: the object of the action.
+        detail: JSON values, without secrets.
+    """
+    return {
+        "at": time.time(),
+        "who": printable(who, MAX_TEXT),
+        "how": how,
+        "action": action,
+        "subject": printable(subject, MAX_TEXT),
+        "detail": encoded(detail),
+    }
+
+
 class Trail:
     """The trail in a ledger's database.
 
@@ -157,36 +186,25 @@ class Trail:
     def append(
         self, who: str, how: str, action: str, subject: str, detail: Mapping[str, Any]
     ) -> Head:
-        """Write an entry durably, and return it as the new head.
+        """Write an entry durably, and return it as the new head; see `new_entry`."""
+        return self.append_all([new_entry(who, how, action, subject, detail)])[0]
 
-        Args:
-            who: name of a principal or a client.
-            how: its authentication.
-            action: `thing.verb`.
-            subject: the object of the action.
-            detail: JSON values, without secrets.
+    def append_all(self, entries: Sequence[Entry]) -> list[Head]:
+        """Write entries durably in one transaction; returns the head after each.
 
         Raises:
             UnavailableError: other servers wrote at every attempt.
         """
-        entry = {
-            "at": time.time(),
-            "who": printable(who, MAX_TEXT),
-            "how": how,
-            "action": action,
-            "subject": printable(subject, MAX_TEXT),
-            "detail": json.dumps(detail, sort_keys=True, separators=(",", ":")),
-        }
         for _ in range(TRIES):
             try:
                 with self._engine.begin() as connection:
                     self._look_back(connection)
-                    head = _append(connection, entry)
+                    heads = [_append(connection, entry) for entry in entries]
             except sa.exc.IntegrityError:
                 continue  # another server took the number
-            self._last = head
-            self._keep(head)
-            return head
+            self._last = heads[-1]
+            self._keep(self._last)
+            return heads
         raise UnavailableError("The audit trail is busy: other servers write to it. Retry.")
 
     def head(self) -> Head:
@@ -245,7 +263,7 @@ class Trail:
                 log.warning("cannot write the head of the audit trail: %s", error)
 
 
-def _append(connection: sa.Connection, entry: dict[str, Any]) -> Head:
+def _append(connection: sa.Connection, entry: Entry) -> Head:
     head = _head(connection)
     row = {**entry, "id": head.id + 1, "previous": head.hash}
     row["hash"] = entry_hash(row)

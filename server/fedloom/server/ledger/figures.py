@@ -34,14 +34,14 @@ class Figures(Store):
         return self._rows(sa.select(*sums).where(rounds.c.run == run), RunCost)[0]
 
     def refused_since(self, at: float, limit: int = 1000) -> list[RefusalCount]:
-        """Counts of refusal codes since a time, among the latest `limit`, most frequent first.
+        """Counts of refusal codes since a time, among the latest `limit` rows, most frequent first.
 
         Quarantined and revoked clients are left out: an operator has dealt with them.
         """
         gone = (clients.c.hold == "quarantine") | (clients.c.status == "revoked")
         held = sa.select(clients.c.name).where(gone)
         latest = sa.select(refusals).order_by(refusals.c.id.desc()).limit(limit).subquery()
-        times = sa.func.count().label("times")
+        times = sa.func.sum(sa.func.coalesce(latest.c.times, 1)).label("times")
         return self._rows(
             sa.select(
                 latest.c.code, times,

@@ -50,6 +50,11 @@ class Identities(Store):
         """Number of tokens ever issued."""
         return int(self._values(sa.select(sa.func.count()).select_from(tokens))[0])
 
+    def unused_tokens(self) -> list[str]:
+        """Ids of the tokens that may still be used."""
+        unused = sa.select(tokens.c.id).where(tokens.c.used_at.is_(None))
+        return self._values(unused.where(tokens.c.expires_at > time.time()))
+
     def promised_names(self) -> set[str]:
         """Names of clients for which a token was ever issued."""
         return set(self._values(sa.select(tokens.c.client)))

@@ -221,7 +221,7 @@ class RunCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalRow:
-    """A message of a client that the server refused."""
+    """Calls of a client that the server refused: `times` equal ones, the latest described."""
 
     id: int
     at: float
@@ -231,6 +231,7 @@ class RefusalRow:
     code: str
     message: str
     detail: str
+    times: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

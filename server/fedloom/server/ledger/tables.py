@@ -151,6 +151,7 @@ refusals = sa.Table(
     sa.Column("code", sa.String, nullable=False, index=True),
     sa.Column("message", sa.String, nullable=False),
     sa.Column("detail", sa.String, nullable=False, default=""),
+    sa.Column("times", sa.Integer),  # equal refusals in this row; NULL for one
     sa.Index("refusals_by_run", "run", "id"),
 )
 models = sa.Table(

@@ -41,6 +41,7 @@ class AuditPage(BaseModel):
 
 async def audit_page(context: ConsoleContext, wanted: Filter, limit: int) -> AuditPage:
     """The entries that match a filter, newest first, at most `limit`."""
+    await context.access.audit_log.store()
     trail = context.ledger.trail
     rows = await context.in_reader(trail.page, wanted, limit + 1)
     page = rows[:limit]
@@ -53,5 +54,6 @@ async def audit_page(context: ConsoleContext, wanted: Filter, limit: int) -> Aud
 
 async def audit_head(context: ConsoleContext) -> AuditHead:
     """The newest entry."""
+    await context.access.audit_log.store()
     head = await context.in_reader(context.ledger.trail.head)
     return AuditHead(id=head.id, hash=head.hash)

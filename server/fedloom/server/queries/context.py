@@ -15,6 +15,7 @@ from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import Principal
 from fedloom.server.config import ServerConfig
 from fedloom.server.event_hub import Hub
+from fedloom.server.fleet.refusal_log import RefusalLog
 from fedloom.server.fleet.sessions import Fleet
 from fedloom.server.fleet.transfer_slots import TransferSlots
 from fedloom.server.metrics.log_buffer import LogRing
@@ -45,6 +46,7 @@ class ConsoleContext(StorageContext):
         uploads: transfer slots for updates.
         downloads: transfer slots for models.
         records: progress of the members of open rounds.
+        refusals: refused calls, counted, and those that are not stored yet.
         log_ring: the latest lines of the log.
         signing: the federation's signing key; None on plaintext loopback.
         authority: issues certificates; None on plaintext loopback.
@@ -62,6 +64,7 @@ class ConsoleContext(StorageContext):
     uploads: TransferSlots
     downloads: TransferSlots
     records: Records
+    refusals: RefusalLog
     live: Hub
     log_ring: LogRing
     meters: Meters

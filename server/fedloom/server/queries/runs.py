@@ -44,6 +44,7 @@ async def run_detail(context: ConsoleContext, run: str) -> views.RunDetail:
 async def refusals(context: ConsoleContext, run: str, limit: int) -> views.RefusalList:
     """Refused requests of clients for a run, newest first."""
     run = await context.run_id(run)
+    await context.refusals.store(context)
     rows = await context.in_reader(context.ledger.list_refusals, run, limit)
     return views.RefusalList(
         refusals=[views.RefusalView.model_validate(values(row)) for row in rows]

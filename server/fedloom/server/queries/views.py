@@ -296,7 +296,7 @@ class RunDetail(RunView):
 
 
 class RefusalView(BaseModel):
-    """A refused request of a client."""
+    """Equal refused requests of a client, as one."""
 
     at: float
     client: str
@@ -305,6 +305,7 @@ class RefusalView(BaseModel):
     code: str
     message: str
     detail: Annotated[str, Field(description="only for operators")]
+    times: Annotated[int, Field(description="number of equal ones within a minute")]
 
 
 class RefusalList(BaseModel):

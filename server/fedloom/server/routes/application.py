@@ -128,6 +128,7 @@ def create_app(
         uploads=devices.uploads,
         downloads=devices.downloads,
         records=devices.records,
+        refusals=devices.refusals,
         live=devices.live,
         log_ring=server.log_ring,
         meters=devices.meters,

@@ -111,7 +111,7 @@ async def end_oidc(context: Context, request: Request, _: Public) -> Response:
     try:
         name, scope, there = await gate.oidc.end(dict(request.query_params), kept)
     except (UnauthenticatedError, UnavailableError) as error:
-        await gate.audit_failure("", "oidc", address)
+        gate.audit_failure("", "oidc", address)
         return await _page(context, _status(error), fault=str(error))
     secret = await gate.open_session(name, "oidc", scope, address)
     answer = await entered(context, request, secret, there)
