@@ -15,6 +15,7 @@ from fedloom.protocol.task_description import task_seed
 from fedloom.protocol.trust.noise_stream import keyed
 from fedloom.server.planning import limits
 from fedloom.server.planning.spec import parse
+from fedloom.server.planning.state_note import StateNote
 from fedloom.strategies import DELTA, Full, State, privacy, weight_units
 from support.agents import Adder, pass_deadline, played, result, submit, until
 
@@ -37,8 +38,11 @@ def play(tmp_path, scenario):
     played(tmp_path, scene)
 
 
-def expected(federation, run, rounds):
-    """The model from the run's key and its clients' steps, without the server's rounds."""
+def expected(federation, run, rounds, took_part=None):
+    """The model from the run's key and its clients' steps, without the server's rounds.
+
+    Without `took_part`, a function of the round's number, the draw is computed as well.
+    """
     spec = parse(federation.ledger.run(run).spec)
     manifest = read_manifest(federation.directory / "initial.safetensors")
     key = (federation.directory / "noise" / f"{run}.key").read_bytes()
@@ -46,7 +50,9 @@ def expected(federation, run, rounds):
     model, state = dict(START), State()
     for number in range(1, rounds + 1):
         partial = limits.empty_sum(spec, manifest)
-        for client in cohort_of(spec, number, keyed(key)):
+        for client in (
+            cohort_of(spec, number, keyed(key)) if took_part is None else took_part(number)
+        ):
             step = STEPS[client]
             deltas = [
                 (model[n] + np.asarray(step, model[n].dtype)).astype(model[n].dtype) - model[n]
@@ -117,6 +123,39 @@ def test_a_restart_replays_the_noise(tmp_path):
         wanted = expected(federation, run, 2)
         for name, value in result(federation, run).items():
             np.testing.assert_array_equal(value, wanted[name])
+
+    play(tmp_path, scenario)
+
+
+def test_participations_are_limited_over_restarts(tmp_path):
+    """Each client in two of six rounds, two others between; the model follows from key and ledger.
+
+    The noise of two earlier rounds is read from files of their own. A rollback is refused.
+    """
+
+    async def scenario(federation, agents):
+        table = {**TABLE, "mechanism": "dp_bandmf", "separation": 3, "participations": 2}
+        run = await submit(federation, START, rounds=6, cohort={"goal": 1}, privacy=table)
+
+        def took_part(number):
+            return [row.client for row in federation.ledger.accepted(run, number)]
+
+        for stopped_after in (2, 4):
+            await until(lambda after=stopped_after: took_part(after))
+            await federation.stop()
+            await federation.start()
+        await federation.ended(run)
+        order = [client for number in range(1, 7) for client in took_part(number)]
+        assert sorted(order[:3]) == sorted(STEPS)
+        assert order == order[:3] * 2
+        wanted = expected(federation, run, 6, took_part)
+        for name, value in result(federation, run).items():
+            np.testing.assert_array_equal(value, wanted[name])
+        note = StateNote.read(federation.ledger.run(run).strategy_state)
+        assert sorted(note.noise) == [5, 6]
+        assert note.digests >= set(note.noise.values())
+        with pytest.raises(UsageError, match="dp_bandmf, whose noise is on the sum"):
+            await federation.server.runs.roll_back(run, 3)
 
     play(tmp_path, scenario)
 

@@ -58,7 +58,12 @@ SELECTIONS = {
     "stratified": {"selection": {"patterns": ["*-00[0-2]", "*"]}},
 }
 PERSONAL = {"shared": {"keep": ["*bias"]}, "ditto": {"pull": 0.5}, "apfl": {"mix": 0.6}}
-PRIVACY = {"dp_fedavg": _PRIVATE, "dp_ftrl": {**_PRIVATE, "restart_every": 1}, "local": _PRIVATE}
+PRIVACY = {
+    "dp_fedavg": _PRIVATE,
+    "dp_ftrl": {**_PRIVATE, "restart_every": 1},
+    "dp_bandmf": {**_PRIVATE, "separation": 1},
+    "local": _PRIVATE,
+}
 
 
 def _named(table, name, settings):

@@ -20,6 +20,7 @@ from fedloom.simulation.clock.devices import Devices
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.training.attacks import Attack
 from fedloom.strategies.compatibility import check_optimizer
+from fedloom.strategies.privacy import Privacy
 
 KERNELS = ("auto", "resident", "channels-last", "fused", "compiled", "batched")
 BACKENDS = ("local", "ray")
@@ -190,21 +191,28 @@ class Experiment:
                 f"privacy.population = {settings.population} is larger than the population of "
                 f"{size} clients. Lower it, or raise data.clients."
             )
-        if settings.restart_every is not None:
-            self._check_tree(settings.restart_every)
+        if settings.correlated:
+            self._check_participation(settings)
         seeded = replace(spec, privacy={**spec.privacy, "noise": "seed"})
         object.__setattr__(self, "spec", seeded)
 
-    def _check_tree(self, rounds: int) -> None:
+    def _check_participation(self, settings: Privacy) -> None:
+        """Refuse a population of which too few may take part at some time: a round would wait."""
         goal, size = self.spec.round_config().goal, len(self.population)
-        if goal * rounds > size:
+        rounds, most = self.spec.run_config().rounds, settings.participations
+        name = "restart_every" if settings.separation is None else "separation"
+        apart = getattr(settings, name)
+        needed, text = goal * apart, f"cohort.goal × privacy.{name}"
+        if most is not None:
+            needed += goal * max(rounds - apart, 0) // most
+            text += f" + cohort.goal × (rounds - privacy.{name}) / privacy.participations"
+        if needed > size:
             raise UsageError(
-                f"A client takes part in a tree once, so cohort.goal × privacy.restart_every = "
-                f"{goal * rounds} needs as many clients, got {size}. Lower one of them, or raise "
-                "data.clients."
+                f"A client takes part once in so many rounds, so {text} = {needed} needs as many "
+                f"clients, got {size}. Change one of them, or raise data.clients."
             )
         if self.devices is not None and self.devices.availability is not None:
             raise UsageError(
-                "privacy.mechanism = dp_ftrl excludes [devices.availability]: rounds would wait "
-                "for clients that have not taken part yet."
+                f"privacy.mechanism = {settings.mechanism} excludes [devices.availability]: rounds "
+                "would wait for clients that have not taken part yet."
             )

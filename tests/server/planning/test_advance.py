@@ -140,9 +140,9 @@ def test_clients_are_excluded_until_the_tree_ends():
     settings = {**PRIVATE, "mechanism": "dp_ftrl", "restart_every": 2}
     setup = setup_of(privacy=settings)
     first = advance(setup, start(setup), result_of(setup, [1.0, 1.0])).state
-    assert first.excluded == {"a", "b"}
+    assert first.participations.excluded == {"a", "b"}
     second = advance(setup, first, result_of(setup, [None, None, 0.5], number=2)).state
-    assert second.excluded == frozenset()
+    assert second.participations.excluded == frozenset()
 
 
 def test_a_private_round_reports_its_budget_and_no_metrics():

@@ -15,8 +15,11 @@ import pytest
 from fedloom.protocol.trust.noise_stream import keyed
 from fedloom.server.engine import Opened, Round, RoundKind, Wake
 from fedloom.server.planning.spec import parse
+from fedloom.strategies.privacy import Privacy
+from fedloom.strategies.privacy.banded import factor
 from fedloom.strategies.privacy.sampling import threshold, words
 from support.hockey_stick import delta, gaussian_delta
+from support.noise_matrices import sensitivity_of_bands, sensitivity_of_trees
 
 pytest.importorskip("dp_accounting")
 
@@ -212,34 +215,20 @@ def test_rounds_without_replacement_are_within_their_claim(size, goal, populatio
 # ---- Gaussians without sampling ----------------------------------------------------------------
 
 
-def sensitivity_of_trees(rounds, every):
-    """The largest norm of a client's unit updates in units of the nodes' noise, from real nodes.
+BANDS = ((16, 16, None), (3, 3, None), (5, 2, None), (4, 4, 2), (1, 1, 3))
+"""Separation, bands and most participations."""
 
-    The outputs are x + W n with one normal n for each node: a client in the rounds of e moves them
-    by W⁻¹ e.
-    """
-    import numpy as np
 
-    from fedloom.strategies.privacy.release import _grow
-
-    mixing, memory, number_of = np.zeros((rounds, rounds)), {}, {}
-    for step in range(rounds):
-        nodes, memory = _grow(memory, step % every, step, f"{step:064x}")
-        for sign, level, number, _ in nodes:
-            place = number_of.setdefault((level, number), len(number_of))
-            mixing[step, place] = sign
-    assert len(number_of) == rounds
-    moved = np.linalg.inv(mixing)
-    longest = 0.0
-    for start in range(0, rounds, every):  # once in each tree
-        longest += max((moved[:, at] ** 2).sum() for at in range(start, min(start + every, rounds)))
-    return math.sqrt(longest)
+@cache
+def bands_moved(rounds, **table):
+    settings = Privacy(clip=1.0, noise_multiplier=1.0, delta=DELTA, **table)
+    return sensitivity_of_bands(settings, factor(settings.num_bands, rounds), rounds)
 
 
 @pytest.mark.parametrize("noise", [1.0, 4.0, 20.0])
 @pytest.mark.parametrize("rounds", [1, 7, 16, 50])
 def test_unsampled_mechanisms_are_within_their_claim(noise, rounds):
-    """A client in every round; in one leaf of each tree; with noise of its own."""
+    """In every round; in a leaf of each tree; wherever the server lets it; with own noise."""
     tables = {
         "every round": ({}, math.sqrt(rounds)),
         "adaptive clip": ({"clip_quantile": 0.5}, math.sqrt(rounds)),
@@ -248,6 +237,10 @@ def test_unsampled_mechanisms_are_within_their_claim(noise, rounds):
     for every in (4, 7, 16):
         table = {"mechanism": "dp_ftrl", "restart_every": every}
         tables[f"trees of {every}"] = table, sensitivity_of_trees(rounds, every)
+    for separation, bands, most in BANDS if rounds <= 16 else BANDS[:1]:
+        table = {"mechanism": "dp_bandmf", "separation": separation, "bands": bands}
+        table |= {} if most is None else {"participations": most}
+        tables[f"{bands} bands, {separation} rounds, {most}"] = table, bands_moved(rounds, **table)
     for name, (table, sensitivity) in tables.items():
         values = {"max_abs": 2**20} if name == "local" else {}
         described = parse(

@@ -22,6 +22,7 @@ RUNS = {
     "broadcast": {"compression": {"down": {"name": "int8"}}},
     "bfloat16": {"dtype": "BF16", "compression": {"down": {"name": "int8"}}},
     "private": {"privacy": {**PRIVATE, "clip_quantile": 0.5}},
+    "banded": {"privacy": {**PRIVATE, "mechanism": "dp_bandmf", "separation": 2}},
     "tree": {"privacy": {**PRIVATE, "mechanism": "dp_ftrl", "restart_every": 3}},
 }
 DELTAS = [np.linspace(-1, 1, 64), None, np.linspace(0.5, -0.25, 64)]
@@ -50,7 +51,7 @@ def as_bytes(state):
         for part, each in arrays.items()
         for name, array in each.items()
     }
-    return found, state.strategy.step, state.trained, state.excluded
+    return found, state.strategy.step, state.trained, state.participations
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -62,7 +63,9 @@ def test_a_stored_run_equals_one_in_memory(tmp_path, name):
     note = state_files.first_note(models, setup.spec, plan.model)
     plan = replace(plan, strategy_state=note)
     for number, delta in enumerate(DELTAS, 1):
-        plan = replace(plan, number=number, trained=state.trained, excluded=state.excluded)
+        plan = replace(
+            plan, number=number, trained=state.trained, participations=state.participations
+        )
         loaded = state_files.load(models, setup, plan)
         assert as_bytes(loaded) == as_bytes(state)
         after = advance(setup, loaded, result_of(setup, [delta, delta], number=number))
@@ -77,12 +80,39 @@ def test_a_stored_run_equals_one_in_memory(tmp_path, name):
     )
 
 
-def test_every_stored_file_is_named(tmp_path):
+@pytest.mark.parametrize("name", ["broadcast", "banded"])
+def test_every_stored_file_is_named(tmp_path, name):
     """So that pruning keeps the files of the run's state, and finds the others."""
-    setup, models = setup_of(size=64, **RUNS["broadcast"]), ModelStore(tmp_path / "models")
+    setup, models = setup_of(size=64, **RUNS[name]), ModelStore(tmp_path / "models")
     state = start(setup)
     plan = first_plan(setup, models.save(state.model, setup.manifest.dtypes))
     after = advance(setup, state, result_of(setup, [DELTAS[0]]))
     model, note = state_files.store(models, setup, plan, after)
     named = StateNote.read(note).digests | {model.digest, plan.model}
     assert {path.stem for path in (tmp_path / "models").iterdir()} == named
+
+
+def test_the_noise_of_a_round_is_stored_once(tmp_path):
+    """And named while the bands reach it: each round writes one file of noise, and drops one."""
+    banded = {**PRIVATE, "mechanism": "dp_bandmf", "separation": 3}
+    setup, models = setup_of(size=64, privacy=banded), ModelStore(tmp_path / "models")
+    plan = first_plan(setup, models.save(start(setup).model, setup.manifest.dtypes))
+    named, files = [], set()
+    for number in range(1, 5):
+        plan = replace(plan, number=number, trained=number - 1)
+        after = advance(
+            setup, state_files.load(models, setup, plan), result_of(setup, [0.5], number=number)
+        )
+        model, text = state_files.store(models, setup, plan, after)
+        plan = replace(plan, model=model.digest, strategy_state=text)
+        note = StateNote.read(text)
+        named.append(dict(note.noise))
+        files |= {*note.noise.values()}
+        assert set(note.noise.values()) <= note.digests
+        noise = models.params(note.noise[number])
+        assert [(name, array.dtype, array.size) for name, array in noise.items()] == [
+            ("w", np.int32, 64)
+        ]
+    assert [sorted(each) for each in named] == [[1], [1, 2], [2, 3], [3, 4]]
+    assert named[1][2] == named[2][2]
+    assert len(files) == 4

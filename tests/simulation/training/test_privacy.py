@@ -22,12 +22,13 @@ KINDS = {
     "without_replacement": {"sampling": "without_replacement", "population": 6},
     "local": {"mechanism": "local"},
     "tree": {"mechanism": "dp_ftrl", "restart_every": 2},
+    "banded": {"mechanism": "dp_bandmf", "separation": 2},
 }
 
 
 def private(kind="fixed", change=None, **settings):
     table = {**TABLE, **KINDS[kind], **(change or {})}
-    settings = {"goal": 3, **settings} if kind == "tree" else settings
+    settings = {"goal": 3, **settings} if kind in {"tree", "banded"} else settings
     return experiment(kernel="resident", privacy=table, **settings)
 
 
@@ -38,7 +39,7 @@ def test_any_number_of_workers_gives_the_same_bits(kind):
     assert one.digest == two.digest
 
 
-@pytest.mark.parametrize("kind", ["fixed", "adaptive", "poisson"])
+@pytest.mark.parametrize("kind", ["fixed", "adaptive", "poisson", "banded"])
 def test_a_resumed_simulation_continues_with_the_same_noise(kind, tmp_path):
     """It ends with the same model as an uninterrupted one."""
     whole = simulate(private(kind, rounds=4), show=False)
@@ -125,7 +126,7 @@ def test_no_client_takes_part_twice_in_a_tree(tmp_path):
     for resume in (False, True):
         simulation = Simulation(tree(), path, resume=resume)
         for record in simulation.rounds():
-            asked.append((record.round, simulation._training.excluded))
+            asked.append((record.round, simulation._training.participations.excluded))
             if not resume and record.round == 2:
                 simulation.save()
                 break
@@ -140,6 +141,50 @@ def test_no_client_takes_part_twice_in_a_tree(tmp_path):
 def test_a_tree_with_too_few_clients_is_refused():
     with pytest.raises(UsageError, match=r"restart_every = 8"):
         experiment(goal=2, privacy={**TABLE, "mechanism": "dp_ftrl", "restart_every": 4})
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"separation": 4}, r"privacy\.separation = 8 needs as many clients, got 6"),
+        ({"separation": 2, "participations": 1}, r"participations = 8 needs as many clients"),
+    ],
+)
+def test_too_few_clients_for_the_participations_are_refused(table, message):
+    """Goal 2 over 4 rounds: all in different ones; with a single participation, too."""
+    banded = {**TABLE, "mechanism": "dp_bandmf", **table}
+    with pytest.raises(UsageError, match=message):
+        experiment(goal=2, rounds=4, privacy=banded)
+
+
+def test_clients_take_part_as_rarely_as_the_claim_says(tmp_path):
+    """At most once in three rounds, twice in all, also after a resumption."""
+    table = {**TABLE, "mechanism": "dp_bandmf", "separation": 3, "participations": 2}
+    made = experiment(
+        data=population((16,) * 12), goal=2, rounds=7, kernel="resident", privacy=table
+    )
+    whole = simulate(made, show=False)
+    path, seen = tmp_path / "checkpoint.safetensors", []
+    for resume in (False, True):
+        simulation = Simulation(made, path, resume=resume)
+        for record in simulation.rounds():
+            seen.append(dict(simulation._training.participations.rounds))
+            if not resume and record.round == 3:
+                simulation.save()
+                break
+        digest = simulation.digest()
+        simulation.close()
+    assert digest == whole.digest
+    part = [
+        {name for name, (_, last) in each.items() if last == t} for t, each in enumerate(seen, 1)
+    ]
+    assert [len(members) for members in part] == [2] * 7
+    for t in range(2, 7):
+        assert len(part[t] | part[t - 1] | part[t - 2]) == 6
+    counts = {name: number for name, (number, _) in seen[-1].items()}
+    assert sum(counts.values()) == 14
+    assert max(counts.values()) <= 2
+    assert counts == {n: sum(n in members for members in part) for n in counts}
 
 
 def normalised():

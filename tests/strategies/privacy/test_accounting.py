@@ -9,6 +9,7 @@ from dp_accounting import pld, rdp  # noqa: E402
 
 from fedloom.strategies.privacy import Releases, calibrate, epsilon  # noqa: E402
 from fedloom.strategies.privacy.accounting import affordable, rdp_of_round  # noqa: E402
+from fedloom.strategies.privacy.banded import factor  # noqa: E402
 from support.hockey_stick import binned, composed  # noqa: E402
 
 NEIGHBOURS = dp_accounting.NeighboringRelation
@@ -153,12 +154,38 @@ def test_trees_cost_the_gaussians_of_their_leaves(rounds, trees):
 
 
 @pytest.mark.parametrize(
+    ("rounds", "most", "nodes"), [(20, 2, 8), (20, 1, 4), (20, 3, 11), (3, 1, 2)]
+)
+def test_a_limit_of_participations_costs_the_dearest_trees(rounds, most, nodes):
+    """Trees of 8: two of 4 nodes a leaf, then a part of 4 rounds with 3."""
+    found = epsilon(Releases(noise_multiplier=4.0, tree=8, participations=most), rounds, 1e-5)
+    assert found == dp_accounting.get_epsilon_gaussian(4.0 / math.sqrt(nodes), 1e-5)
+
+
+@pytest.mark.parametrize(("most", "blocks"), [(None, [4, 4, 2]), (2, [4, 4]), (1, [4])])
+def test_a_banded_matrix_costs_the_gaussians_of_its_columns(most, blocks):
+    """One release for each participation, of a column's norm; the last of 10 rounds is cut."""
+    made, accountant = factor(4, 10), rdp.RdpAccountant()
+    for rows in blocks:
+        norm = math.sqrt(sum((c / 2**20) ** 2 for c in made.coefficients[:rows]))
+        accountant.compose(dp_accounting.GaussianDpEvent(5.0 / norm))
+    releases = Releases(noise_multiplier=5.0, factor=made, separation=4, participations=most)
+    found = epsilon(releases, 10, 1e-5)
+    assert 0.8 * accountant.get_epsilon(1e-5) < found < accountant.get_epsilon(1e-5)
+    squares = sum((c / 2**20) ** 2 for rows in blocks for c in made.coefficients[:rows])
+    wanted = dp_accounting.get_epsilon_gaussian(5.0 / math.sqrt(squares), 1e-5)
+    assert found == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(
     "releases",
     [
         Releases(noise_multiplier=1.0),
         Releases(noise_multiplier=1.0, sampling="poisson", cohort=20, population=1000),
         Releases(noise_multiplier=1.0, sampling="without_replacement", cohort=4, population=9),
         Releases(noise_multiplier=1.0, tree=16),
+        Releases(noise_multiplier=1.0, tree=16, participations=2),
+        Releases(noise_multiplier=1.0, factor=factor(8, 64), separation=8, participations=3),
         Releases(noise_multiplier=1.0, local=True),
     ],
 )

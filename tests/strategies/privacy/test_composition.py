@@ -12,6 +12,7 @@ from dp_accounting.pld import PLDAccountant  # noqa: E402
 from dp_accounting.rdp import RdpAccountant  # noqa: E402
 
 from fedloom.strategies.privacy import (  # noqa: E402
+    Privacy,
     Releases,
     Spending,
     common_relation,
@@ -43,6 +44,15 @@ def tree(z, length, rounds):
 
 def local(z, rounds):
     return Spending(releases=Releases(noise_multiplier=z, local=True), rounds=rounds)
+
+
+def banded(z, rounds):
+    """Four bands, a client in one of four rounds, of a run that wants ten."""
+    return Spending.of(banded_settings(z), z, 1, rounds, wanted=10)
+
+
+def banded_settings(z):
+    return Privacy(mechanism="dp_bandmf", clip=1.0, noise_multiplier=z, delta=DELTA, separation=4)
 
 
 CASES = {
@@ -87,7 +97,7 @@ def test_a_composition_costs_more_than_a_part_and_less_than_the_sum(runs):
 
 def test_one_run_has_its_own_claim():
     """Also where it was composed of nothing else, or of runs that released nothing."""
-    for run in (poisson(1, 10, 1000), tree(6.0, 8, 30), local(4.0, 2)):
+    for run in (poisson(1, 10, 1000), tree(6.0, 8, 30), local(4.0, 2), banded(3.0, 7)):
         own = epsilon(run.releases, run.rounds, DELTA)
         assert composed_epsilon([run], DELTA) == own
         assert composed_epsilon([run, plain(1, 0)], DELTA) == own
@@ -100,6 +110,21 @@ def test_equal_sampled_runs_are_one_longer_run_and_trees_are_not():
     assert composed_epsilon(halves, DELTA) == composed_epsilon([poisson(1, 10, 1000)], DELTA)
     trees = composed_epsilon([tree(6.0, 16, 5)] * 2, DELTA)
     assert trees == pytest.approx(dp.get_epsilon_gaussian(6.0 / np.sqrt(6), DELTA))
+
+
+def test_a_banded_run_that_is_not_over_costs_the_columns_of_its_rounds():
+    """With the matrix of all rounds that it wants, a whole one and one of two rows."""
+    norms = [
+        np.linalg.norm([1, 503316 / 2**20, 372454 / 2**20, 307895 / 2**20][:m]) for m in (4, 2)
+    ]
+    assert banded(3.0, 6).releases.factor.coefficients[1] == 503316
+    alone = composed_epsilon([banded(3.0, 6)], DELTA)
+    assert alone == pytest.approx(dp.get_epsilon_gaussian(3.0 / np.hypot(*norms), DELTA))
+    noise = (np.hypot(*norms) ** 2 / 3.0**2 + 2 / 5.0**2) ** -0.5
+    both = composed_epsilon([banded(3.0, 6), plain(5.0, 2)], DELTA)
+    assert both == pytest.approx(dp.get_epsilon_gaussian(noise, DELTA))
+    with pytest.raises(ValueError, match="rounds of a run with dp_bandmf"):
+        Spending.of(banded_settings(3.0), 3.0, 1, 6)
 
 
 # ---- the divergence of the mechanisms themselves -------------------------------------------------

@@ -116,7 +116,7 @@ def test_sums_keep_room_for_rounding():
     means, _ = release.means(partial, {}, round=1, step=0, stream=STREAM)
     units = math.ldexp(1.0, partial.exponent)
     assert 2**20 <= units < 2**21
-    assert means.sampler.sigma >= units + math.sqrt(2007) / 2
+    assert means.noise.sampler.sigma >= units + math.sqrt(2007) / 2
 
 
 def node_sum(release, partial, rounds):
@@ -183,10 +183,9 @@ def test_noise_and_divisor_do_not_depend_on_the_number_drawn(number):
     without, _ = release.means(
         partial_of(release, []), release.init(), round=1, step=0, stream=STREAM
     )
-    assert found.sampler == without.sampler
+    assert found.noise.sampler == without.noise.sampler
     assert (found.goal, found.count) == (2, 2)
     total = partial_of(release, sent).sum_block((DELTA, "w"), 0, 1)[0]
-    (_, _, at, digest), *_ = found.nodes
-    noise = found._noise((1, 0, at, digest), (DELTA, "w"), 0, 1)[0]
+    noise = found.noise.block("w", 0, 1)[0]
     mean, _ = found.mean_block((DELTA, "w"), 0, 1)
     assert mean[0] == (int(total) + int(noise)) / 2 / 2.0**found.partial.exponent

@@ -22,6 +22,21 @@ GOOD = {"clip": 1.0, "noise_multiplier": 10.0, "delta": 1e-5}
         ({"sampling": "shuffled"}, "sampling of none, poisson"),
         ({"mechanism": "dp_ftrl"}, "restart_every"),
         ({"restart_every": 8}, "restart_every"),
+        ({"mechanism": "dp_bandmf"}, "separation with mechanism"),
+        ({"separation": 8}, "separation with mechanism"),
+        (
+            {"mechanism": "dp_bandmf", "separation": 8, "bands": 9},
+            "bands of at most separation = 8",
+        ),
+        ({"mechanism": "dp_bandmf", "separation": 2000, "bands": 1025}, "1024, got 1025"),
+        ({"mechanism": "dp_bandmf", "separation": 8, "restart_every": 8}, "restart_every"),
+        ({"mechanism": "dp_ftrl", "restart_every": 8, "bands": 2}, "bands of at most separation"),
+        ({"participations": 3}, "participations with mechanism = dp_ftrl or dp_bandmf"),
+        (
+            {"mechanism": "dp_bandmf", "separation": 8, "sampling": "poisson", "population": 99},
+            "takes nothing from sampling",
+        ),
+        ({"mechanism": "dp_bandmf", "separation": 8, "clip_quantile": 0.5}, "clip that adapts"),
         ({"mechanism": "local", "clip_quantile": 0.5}, "only dp_fedavg has a clip that adapts"),
         ({"mechanism": "local", "noise_multiplier": 0.01}, "noise_multiplier >= 0.1"),
         (
@@ -54,6 +69,16 @@ def test_a_claim_states_its_conditions():
         "epsilon 8", "delta 1e-05", "one client", "anyone who sees the models", "server: trusted",
         "present when a round opens", "20/1000", "norm of 0.5", "budget of 8", "add-or-remove",
         "which clients are drawn stays secret",
+    ):  # fmt: skip
+        assert part in text, part
+    banded = Privacy(
+        mechanism="dp_bandmf", clip=0.5, noise_multiplier=4.0, delta=1e-5, separation=9, bands=7,
+        participations=2,
+    )  # fmt: skip
+    text = "\n".join(claim_lines(plan(banded, goal=20, rounds=50).claim()))
+    for part in (
+        "at most once in any 9 rounds in a row, and in at most 2 rounds, which the server",
+        "4 × clip in each round, correlated over 7 rounds", "zero-out", "sampling: none assumed",
     ):  # fmt: skip
         assert part in text, part
     local = Privacy(mechanism="local", clip=0.5, noise_multiplier=4.0, delta=1e-5)

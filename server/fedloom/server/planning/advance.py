@@ -12,7 +12,7 @@ Invariants:
     - The next model equals what would be read back from its file.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.planning.spec import RunSpec
 from fedloom.strategies import Means, Params, State, privacy, reduced
 from fedloom.strategies.exact.grid import MANY_VANISHED, SUM_BITS
+from fedloom.strategies.privacy import Participations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,14 +39,14 @@ class TrainingState:
         strategy: the strategy's state.
         held: the model that clients hold: `model` minus the loss of encoded differences.
         trained: rounds committed of those that the run wants.
-        excluded: clients that may not take part before the privacy tree ends.
+        participations: of the clients, as far as the privacy claim limits them.
     """
 
     model: Params
     strategy: State
     held: Params
     trained: int = 0
-    excluded: frozenset[str] = frozenset()
+    participations: Participations = field(default_factory=Participations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,8 +88,8 @@ def advance(setup: RunSetup, before: TrainingState, result: RoundResult) -> Adva
         return Advanced(state=after, metrics=metrics)
     if setup.privacy is not None:
         part = (report.client for report in result.reports)
-        excluded = frozenset(setup.privacy.taken(before.excluded, part, trained))
-        after = replace(after, excluded=excluded)
+        known = before.participations.after(setup.privacy.settings, part, trained)
+        after = replace(after, participations=known)
     elif not any(report.has_tensors for report in result.reports):
         return Advanced(state=after, metrics=metrics)
     else:  # with [privacy] no noise protects the share

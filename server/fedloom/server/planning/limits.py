@@ -75,6 +75,7 @@ def release(spec: RunSpec, manifest: Manifest) -> Release | None:
         noise_multiplier=plan.noise_multiplier,
         goal=plan.goal,
         specs={name: tensor for (_, name), tensor in _strategy_sums(spec, manifest).items()},
+        factor=plan.releases.factor,
     )
 
 

@@ -10,7 +10,7 @@ from fedloom.server.engine import RoundConfig, RoundKind
 from fedloom.server.planning.spec import RunSpec
 from fedloom.server.planning.state_note import StateNote
 from fedloom.server.planning.task import describe
-from fedloom.strategies.privacy import Stream
+from fedloom.strategies.privacy import Participations, Stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class RoundPlan:
         limits: on updates.
         stream: of the run's noise key, with [privacy].
         clip: of this round, with [privacy].
-        excluded: clients that may not take part before the privacy tree ends.
+        participations: of the clients, as far as the privacy claim limits them.
         goals: goal and quorum that the operator set; None for those of the specification. The
             capacity of the sum follows from the specification alone, so its bits do not change.
     """
@@ -45,7 +45,7 @@ class RoundPlan:
     limits: Limits
     stream: Stream | None = field(default=None, repr=False)
     clip: float = 0.0
-    excluded: frozenset[str] = frozenset()
+    participations: Participations = field(default_factory=Participations)
     goals: tuple[int, int] | None = None
 
     @property

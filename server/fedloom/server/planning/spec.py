@@ -370,7 +370,9 @@ class RunSpec:
         plan = self.privacy_plan()
         if plan is None or not plan.settings.central:
             return most
-        return privacy.grid_exponent(plan.noise_multiplier, plan.settings.clip, most)
+        return privacy.grid_exponent(
+            plan.noise_multiplier, plan.settings.clip, most, plan.settings.grid_bits
+        )
 
     @property
     def remembers(self) -> bool:

@@ -1,12 +1,14 @@
 """The ledger's note of a run's state: the files that belong to a model.
 
 The note is JSON: `step` and `arrays` of the strategy's state; `sent`, the file that clients get
-beside the model; `clip` of the next round in private runs; and `told` in runs that send encoded
-differences: the model that clients hold, and the differences that lead to it.
+beside the model; `clip` of the next round in private runs; `noise`, a file for each round whose
+noise is kept; and `told` in runs that send encoded differences: the model that clients hold, and
+the differences that lead to it.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedloom.protocol.task_description import DifferenceRef, FileRef
@@ -21,6 +23,7 @@ class StateNote:
         arrays: digest of the strategy's slots; empty without slots.
         sent: file that clients get beside the model; None for nothing.
         clip: of the next round; None without [privacy].
+        noise: round → digest of its noise, for rounds whose noise is kept.
         held: the model that clients hold; None for the run's own.
         differences: that lead to `held`, oldest first.
     """
@@ -29,6 +32,7 @@ class StateNote:
     arrays: str = ""
     sent: FileRef | None = None
     clip: float | None = None
+    noise: Mapping[int, str] = field(default_factory=dict)
     held: FileRef | None = None
     differences: tuple[DifferenceRef, ...] = ()
 
@@ -42,6 +46,7 @@ class StateNote:
             arrays=found.get("arrays") or "",
             sent=_file(found.get("sent")),
             clip=found.get("clip"),
+            noise=dict(found.get("noise", ())),
             held=_file(told.get("model")),
             differences=tuple(
                 DifferenceRef(base=base, file=FileRef(digest=digest, size_bytes=size))
@@ -58,6 +63,8 @@ class StateNote:
         }
         if self.clip is not None:
             values["clip"] = self.clip
+        if self.noise:
+            values["noise"] = sorted(self.noise.items())
         if self.held is not None:
             steps = [[d.base, d.file.digest, d.file.size_bytes] for d in self.differences]
             held = [self.held.digest, self.held.size_bytes]
@@ -68,7 +75,8 @@ class StateNote:
     def digests(self) -> frozenset[str]:
         """Every file that the note names."""
         files = [self.sent, self.held, *(each.file for each in self.differences)]
-        return frozenset({self.arrays, *(file.digest for file in files if file)} - {""})
+        named = {self.arrays, *self.noise.values(), *(file.digest for file in files if file)}
+        return frozenset(named - {""})
 
 
 def _file(pair: list[Any] | None) -> FileRef | None:

@@ -8,7 +8,7 @@ Invariants: the committed sum is of exactly the updates that the ledger held whe
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedloom.protocol.crash_points import crossing
 from fedloom.server.engine import RoundKind
@@ -19,6 +19,7 @@ from fedloom.server.planning.advance import counts
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.round_sum import RoundSum
+from fedloom.strategies.privacy import Participations
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Outcome:
         reason: why it was abandoned.
         fault: whether another attempt would fail the same way.
         observed: what selection learns of the cohort; see `Ledger.observations`.
-        excluded: clients that may not take part before the privacy tree ends.
+        participations: of the clients after it.
         cause: a code of `fedloom.server.metrics.meters.REASONS`.
     """
 
@@ -42,7 +43,7 @@ class Outcome:
     reason: str = ""
     fault: bool = False
     observed: Sequence[ObservationRow] = ()
-    excluded: frozenset[str] = frozenset()
+    participations: Participations = field(default_factory=Participations)
     cause: str = STOPPED
 
 
@@ -82,5 +83,7 @@ async def commit(
     if trains and plan.spec.build_selection().needs:
         observed = await context.in_ledger(ledger.observations, plan.run, plan.number - 1)
     cause, model = GOAL if len(updates) >= goal else EARLY, done.model.digest
-    outcome = Outcome(model, done.note, observed=observed, excluded=done.excluded, cause=cause)
+    outcome = Outcome(
+        model, done.note, observed=observed, participations=done.participations, cause=cause
+    )
     return outcome, updates

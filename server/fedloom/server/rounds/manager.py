@@ -212,10 +212,10 @@ class Runs:
         """
         context, spec = self._context, parse(row.spec)
         settings = spec.build_privacy()
-        if settings is not None and settings.restart_every is not None:
+        if settings is not None and settings.correlated:
             raise UsageError(
-                "Expected a run whose rounds can be undone, got one with dp_ftrl, whose noise is "
-                "on the sum of all rounds: submit a new run from the model instead."
+                f"Expected a run whose rounds can be undone, got one with {settings.mechanism}, "
+                "whose noise is on the sum of all rounds: submit a new run from the model instead."
             )
         point = await context.in_ledger(context.ledger.point, row, number)
         files = StateNote.read(point.state).digests | {point.digest}

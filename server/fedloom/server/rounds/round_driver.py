@@ -258,11 +258,11 @@ class RoundDriver:
 
     def client_available(self, client: str) -> None:
         """A client is connected and idle."""
-        if client not in self.plan.excluded:
+        if client not in self.plan.participations.excluded:
             self.feed(events.Attended(client))
 
     def _idle(self) -> list[str]:
-        excluded = self.plan.excluded
+        excluded = self.plan.participations.excluded
         return [client for client in self._context.fleet.available() if client not in excluded]
 
     def client_left(self, client: str) -> None:

@@ -34,6 +34,7 @@ from fedloom.server.rounds import fold, state_files
 from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.storage.stored_updates import SpoolUpdates, StoredUpdate
 from fedloom.strategies import Partial
+from fedloom.strategies.privacy import Participations
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +47,14 @@ class StoredResult:
         model: the next model.
         note: the ledger's note of the state that belongs to it.
         metrics: of the round.
-        excluded: clients that may not take part before the privacy tree ends.
+        participations: of the clients after it.
         remark: a note of the aggregation or the sum for the operator; empty for none.
     """
 
     model: FileRef
     note: str | None
     metrics: RoundMetrics
-    excluded: frozenset[str]
+    participations: Participations
     remark: str = ""
 
 
@@ -152,7 +153,7 @@ class RoundSum:
             model=model,
             note=note,
             metrics=after.metrics,
-            excluded=after.state.excluded,
+            participations=after.state.participations,
             remark=after.note,
         )
 

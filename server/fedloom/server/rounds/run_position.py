@@ -20,6 +20,8 @@ from fedloom.server.planning.state_note import StateNote
 from fedloom.server.rounds.commit import Outcome
 from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.observed_rounds import add_rounds
+from fedloom.strategies.privacy import Participations
+from fedloom.strategies.privacy.participation import counted
 from fedloom.strategies.selection import History
 
 
@@ -42,11 +44,11 @@ class Position:
         self._strategy_state: str | None = row.strategy_state
         self._goals: tuple[int, int] | None = (row.goals[0], row.goals[1]) if row.goals else None
         self._history = History()
-        self._excluded: frozenset[str] = frozenset()
+        self._participations = Participations()
         self.header_limit_bytes = header_limit_bytes(manifest, len(self._limits.groups))
 
     async def look_back(self, rounds: Sequence[CountedRoundRow]) -> None:
-        """Read the clients' history from committed rounds, and the open privacy tree's members.
+        """Read the clients' history from committed rounds, and who took part in them.
 
         `rounds` are all of the run's, in order.
         """
@@ -57,14 +59,15 @@ class Position:
                 await context.in_ledger(context.ledger.observations, self._run),
                 policy,
             )
-        plan = self.spec.privacy_plan()
-        if plan is None or plan.settings.restart_every is None:
+        settings = self.spec.build_privacy()
+        if settings is None or not settings.correlated:
             return
         done = [r.number for r in rounds if (r.kind, r.state) == ("train", "committed")]
+        seen: dict[str, tuple[int, int]] = {}
         for trained, number in enumerate(done, 1):
             part = await context.in_ledger(context.ledger.accepted, self._run, number)
-            clients = (update.client for update in part)
-            self._excluded = frozenset(plan.taken(self._excluded, clients, trained))
+            seen.update(counted(seen, (update.client for update in part), trained))
+        self._participations = Participations.of(settings, seen, len(done))
 
     def plan(self, number: int, kind: RoundKind, trained: int) -> RoundPlan:
         """Plan a round from this position, after `trained` committed training rounds."""
@@ -85,7 +88,7 @@ class Position:
             limits=limits,
             stream=self._context.noise.stream(self._run, self.spec),
             clip=clip or 0.0,
-            excluded=self._excluded,
+            participations=self._participations,
             goals=self._goals,
         )
 
@@ -106,7 +109,7 @@ class Position:
         assert outcome.model is not None
         add_rounds(self._history, outcome.observed, self.spec.build_selection())
         self.model, self._strategy_state = outcome.model, outcome.strategy_state
-        self._excluded = outcome.excluded
+        self._participations = outcome.participations
 
     def go_back(self, point: Point) -> None:
         """Continue from the round to which the run was rolled back."""

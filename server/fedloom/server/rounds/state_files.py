@@ -9,7 +9,7 @@ from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.planning.spec import RunSpec
 from fedloom.server.planning.state_note import StateNote
 from fedloom.server.storage.model_store import ModelStore
-from fedloom.strategies import State, Strategy
+from fedloom.strategies import State, Strategy, privacy
 from fedloom.strategies.state import slots_to_arrays, state_from_arrays, state_to_arrays
 
 
@@ -30,12 +30,16 @@ def load(models: ModelStore, setup: RunSetup, plan: RoundPlan) -> TrainingState:
     if plan.strategy_state is None:
         strategy = begin(setup, model).strategy
     elif note.arrays:
-        strategy = state_from_arrays(models.params(note.arrays))
+        strategy = _with_noise(models, note, state_from_arrays(models.params(note.arrays)))
     else:
         strategy = State(step=note.step)
     held = model if plan.given.digest == plan.model else models.params(plan.given.digest)
     return TrainingState(
-        model=model, strategy=strategy, held=held, trained=plan.trained, excluded=plan.excluded
+        model=model,
+        strategy=strategy,
+        held=held,
+        trained=plan.trained,
+        participations=plan.participations,
     )
 
 
@@ -46,7 +50,12 @@ def store(
     state = after.state
     crossing("commit.model")
     model = _saved(models, models.save(state.model, plan.manifest.dtypes))
-    arrays = _save_slots(models, state.strategy)
+    kept, rest = privacy.parted(state.strategy)
+    noise = {
+        number: plan.note.noise.get(number) or models.save(tensors, {})
+        for number, tensors in kept.items()
+    }
+    arrays = _save_slots(models, rest)
     sent = _save_sent(models, setup.strategy, state.strategy)
     held, differences = _save_broadcast(models, plan, after)
     note = StateNote(
@@ -54,11 +63,17 @@ def store(
         arrays=arrays,
         sent=sent,
         clip=clip(setup, state.strategy),
+        noise=noise,
         held=held,
         differences=differences,
     )
     crossing("commit.stored")
     return model, note.text()
+
+
+def _with_noise(models: ModelStore, note: StateNote, state: State) -> State:
+    kept = {number: models.params(digest) for number, digest in note.noise.items()}
+    return privacy.joined(state, kept) if kept else state
 
 
 def _saved(models: ModelStore, digest: str) -> FileRef:

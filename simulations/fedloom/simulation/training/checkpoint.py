@@ -16,6 +16,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.server.engine import RunProgress
 from fedloom.server.planning.advance import TrainingState
+from fedloom.strategies.privacy import Participations
 from fedloom.strategies.state import state_from_arrays, state_to_arrays
 
 _MODEL, _STATE, _HELD, _HISTORY = "model/", "state/", "held/", "history/"
@@ -73,7 +74,10 @@ class Checkpoint:
             "engine": self.engine,
             "reached": self.reached,
             "counted": sorted((places[name], n) for name, n in self.counted.items()),
-            "taken": sorted(places[name] for name in training.excluded),
+            "taken": sorted(places[name] for name in training.participations.excluded),
+            "took_part": sorted(
+                (places[name], *seen) for name, seen in training.participations.rounds.items()
+            ),
             "files": self.files,
             "flight": self.flight,
             "versions": sorted(self.versions),
@@ -120,7 +124,7 @@ class Checkpoint:
             strategy=state_from_arrays(_under(arrays, _STATE)),
             held=_under(arrays, _HELD) or model,
             trained=progress.trained,
-            excluded=frozenset(names[place] for place in note["taken"]),
+            participations=_participations(note, names, progress.trained),
         )
         return cls(
             progress=progress,
@@ -137,6 +141,13 @@ class Checkpoint:
             flight=note.get("flight"),
             versions={n: _under(arrays, f"{_VERSION}{n}/") for n in note.get("versions", ())},
         )
+
+
+def _participations(note: Mapping[str, Any], names: Sequence[str], trained: int) -> Participations:
+    """Read who took part; folders from before `took_part` name only who may not, in a tree."""
+    rows = note.get("took_part", [(place, 1, trained) for place in note["taken"]])
+    rounds = {names[place]: (number, last) for place, number, last in rows}
+    return Participations(rounds, frozenset(names[place] for place in note["taken"]))
 
 
 def _under(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:

@@ -45,7 +45,7 @@ class Next:
         kind: training or evaluation.
         clip: the clip norm, with [privacy].
         longest: largest norm of an update, with [privacy].
-        excluded: clients that may not take part until the privacy tree ends.
+        excluded: clients that may not take part, by the privacy claim.
         files: of its tasks.
         downloaded: the files that clients have at its opening.
     """

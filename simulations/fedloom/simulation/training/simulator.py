@@ -401,7 +401,7 @@ class Simulation:
             kind=kind,
             clip=longest or 0.0,
             longest=limit,
-            excluded=training.excluded,
+            excluded=training.participations.excluded,
             files=self._files,
             downloaded=self._downloaded,
         )

@@ -12,10 +12,13 @@ from .composition import common_relation as common_relation
 from .composition import composed_epsilon as composed_epsilon
 from .composition import fitting_rounds as fitting_rounds
 from .finishing import finish as finish
+from .finishing import joined as joined
 from .finishing import memory_of as memory_of
+from .finishing import parted as parted
 from .local import add_noise as add_noise
 from .local import norm_bound as norm_bound
 from .model_advice import advice as advice
+from .participation import Participations as Participations
 from .release import NoisyMeans as NoisyMeans
 from .release import Release as Release
 from .release import grid_exponent as grid_exponent

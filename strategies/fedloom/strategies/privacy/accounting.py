@@ -9,6 +9,8 @@ divergences, and distributions of the privacy loss (`loss_distributions`).
                           which moves a sum by twice the clip
     dp_ftrl               a tree of Gaussian nodes, each client in one leaf of each tree: as many
                           Gaussian releases as the leaf's path has nodes, composed exactly
+    dp_bandmf             one Gaussian release of C x, whose sensitivity follows from the matrix and
+                          the participations that the server allows (`banded`)
     local                 Gaussian releases of one client, one in every round; any two updates
                           differ by at most twice the clip
 
@@ -27,11 +29,12 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, Literal, TypeAlias
 
 from fedloom.strategies.privacy import loss_distributions
+from fedloom.strategies.privacy.banded import Factor, factor
 from fedloom.strategies.privacy.settings import Privacy
 
 Relation: TypeAlias = Literal["zero-out", "add-or-remove", "replace"]
@@ -76,6 +79,9 @@ class Releases:
         cohort: clients of a round, as expected (`poisson`) or exactly.
         population: number of clients from which cohorts are drawn.
         tree: rounds of a tree, for dp_ftrl.
+        factor: matrix of the noise, for dp_bandmf.
+        separation: of a client's rounds, for dp_bandmf.
+        participations: rounds of a client at most; None for no limit.
         local: whether the noise is on each client's update.
     """
 
@@ -84,17 +90,40 @@ class Releases:
     cohort: int = 1
     population: int = 1
     tree: int | None = None
+    factor: Factor | None = None
+    separation: int = 1
+    participations: int | None = None
     local: bool = False
 
     @classmethod
-    def of(cls, settings: Privacy, noise_multiplier: float, cohort: int) -> "Releases":
-        """Return the releases of a run with these settings."""
+    def of(
+        cls, settings: Privacy, noise_multiplier: float, cohort: int, rounds: int | None = None
+    ) -> "Releases":
+        """Return the releases of a run with these settings.
+
+        Args:
+            settings: the [privacy] table.
+            noise_multiplier: as given or calibrated.
+            cohort: clients of a round.
+            rounds: training rounds that the run wants, on which a banded matrix depends.
+
+        Raises:
+            ValueError: the mechanism is dp_bandmf, and `rounds` is missing.
+        """
+        made = None
+        if settings.mechanism == "dp_bandmf":
+            if rounds is None:
+                raise ValueError("Expected the rounds of a run with dp_bandmf, got None.")
+            made = factor(settings.num_bands, rounds)
         return cls(
             noise_multiplier=float(noise_multiplier),
             sampling=settings.sampling,
             cohort=cohort,
             population=settings.population or 1,
             tree=settings.restart_every,
+            factor=made,
+            separation=settings.separation or 1,
+            participations=settings.participations,
             local=not settings.central,
         )
 
@@ -171,7 +200,7 @@ def quiet() -> Iterator[None]:
 def _asked(dp: Any, releases: Releases, z: float, rounds: int, delta: float) -> float:
     if releases.sampling == "none":
         # Composed Gaussians are one Gaussian: its curve is known exactly.
-        noise = joint_noise(_with_noise(releases, z), rounds)
+        noise = joint_noise(replace(releases, noise_multiplier=z), rounds)
         return float(dp.get_epsilon_gaussian(noise, delta))
     orders, rdp = rdp_of_round(releases)
     found, _ = dp.rdp.compute_epsilon(orders, rounds * rdp, delta)
@@ -185,8 +214,7 @@ def joint_noise(releases: Releases, rounds: int) -> float:
         releases: of rounds that are not sampled.
         rounds: at least 1.
     """
-    z = releases.noise_multiplier / (2 if releases.local else 1)
-    return z / math.sqrt(_nodes(releases, rounds))
+    return releases.noise_multiplier / sensitivity(releases, rounds)
 
 
 @lru_cache(maxsize=256)
@@ -198,12 +226,27 @@ def rdp_of_round(releases: Releases) -> tuple[Any, Any]:
     return accountant._orders, accountant._rdp  # noqa: SLF001 - it offers no other way to scale them
 
 
+def sensitivity(releases: Releases, rounds: int) -> float:
+    """Return how far a client moves all rounds together: a norm in units of the clip and the noise.
+
+    Args:
+        releases: of rounds that are not sampled.
+        rounds: at least 1.
+    """
+    if releases.factor is not None:
+        return releases.factor.sensitivity(rounds, releases.separation, releases.participations)
+    each = 2.0 if releases.local else 1.0  # any two updates are twice the clip apart
+    return each * math.sqrt(_nodes(releases, rounds))
+
+
 def _nodes(releases: Releases, rounds: int) -> int:
     """Return the most Gaussian releases that a client is in; in each tree those of one leaf."""
     if releases.tree is None:
         return rounds
     whole, part = divmod(rounds, releases.tree)
-    return whole * releases.tree.bit_length() + part.bit_length()
+    each, last = releases.tree.bit_length(), part.bit_length()
+    most = releases.participations
+    return min(whole, most) * each + (last if whole < most else 0) if most else whole * each + last
 
 
 def _event(dp: Any, releases: Releases) -> Any:
@@ -238,20 +281,22 @@ def calibrate(releases: Releases, rounds: int, delta: float, target: float) -> f
     """
 
     def first(z: float) -> float:
-        return _first_bound(_with_noise(releases, z), rounds, delta)
+        return _first_bound(replace(releases, noise_multiplier=z), rounds, delta)
 
     # The second bound alone for sampled rounds: it is the smaller one, and quicker where it counts.
     def guess(z: float) -> float:
-        return _second_bound(_with_noise(releases, z), rounds, delta, loss_distributions.COARSE)
+        return _second_bound(
+            replace(releases, noise_multiplier=z), rounds, delta, loss_distributions.COARSE
+        )
 
     def fine(z: float) -> float:
-        return _second_bound(_with_noise(releases, z), rounds, delta)
+        return _second_bound(replace(releases, noise_multiplier=z), rounds, delta)
 
     try:
         if releases.sampling != "none" and target <= MOST_DISTRIBUTED:
             high = _least(guess, target, start=1.0, step=2.0)
             high = _rounded_up(_least(fine, target, start=high, step=1.002))
-            if epsilon(_with_noise(releases, high), rounds, delta) <= target:
+            if epsilon(replace(releases, noise_multiplier=high), rounds, delta) <= target:
                 return high
         high = _least(first, target, start=1.0, step=2.0)
     except OverflowError:
@@ -309,17 +354,6 @@ def _between(low: float, high: float, most: float, least: float, target: float) 
     step = (high - low) * 0.02
     guess += step if share > 0.5 else -step
     return float(min(max(guess, low + step), high - step))
-
-
-def _with_noise(releases: Releases, noise_multiplier: float) -> Releases:
-    return Releases(
-        noise_multiplier=noise_multiplier,
-        sampling=releases.sampling,
-        cohort=releases.cohort,
-        population=releases.population,
-        tree=releases.tree,
-        local=releases.local,
-    )
 
 
 def _rounded_up(value: float, digits: int = 5) -> float:

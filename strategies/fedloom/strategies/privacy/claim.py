@@ -9,14 +9,12 @@ Invariant: a claim follows from the run's specification alone.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from fedloom.strategies.privacy import accounting
 from fedloom.strategies.privacy.accounting import Releases
 from fedloom.strategies.privacy.model_advice import advice
 from fedloom.strategies.privacy.settings import Privacy, count_noise, noise_of_values
-
-T = TypeVar("T")
 
 CENTRAL: Final = "anyone who sees the models, of any or all rounds"
 LOCAL: Final = "anyone who sees a client's updates or the models, including the server"
@@ -60,7 +58,13 @@ class Plan:
     @property
     def releases(self) -> Releases:
         """The releases of the run."""
-        return Releases.of(self.settings, self.noise_multiplier, self.goal)
+        return Releases.of(self.settings, self.noise_multiplier, self.goal, self.rounds)
+
+    @property
+    def num_bands(self) -> int:
+        """Rounds over which noise is correlated: 1 for independent noise."""
+        made = self.releases.factor
+        return 1 if made is None else made.bands
 
     def epsilon(self, rounds: int) -> float:
         """Return epsilon after a number of committed rounds."""
@@ -69,19 +73,6 @@ class Plan:
     def spent(self, rounds: int) -> dict[str, float]:
         """Return the privacy record of a committed round."""
         return {"epsilon": self.epsilon(rounds), "delta": self.settings.delta}
-
-    def taken(self, before: Iterable[T], part: Iterable[T], trained: int) -> set[T]:
-        """Return the clients that may not take part again before the tree's end.
-
-        Args:
-            before: those before the round.
-            part: members that took part in the committed round.
-            trained: training rounds committed, that one included.
-        """
-        every = self.settings.restart_every
-        if every is None or trained % every == 0:
-            return set()
-        return {*before, *part}
 
     def stopped(self) -> str:
         """Return why a finished run did fewer rounds than wanted; empty if it did all."""
@@ -148,6 +139,11 @@ class Plan:
             return f"{z:g} × clip on each device's update"
         if settings.mechanism == "dp_ftrl":
             return f"{z:g} × clip on each node of a tree over {settings.restart_every} rounds"
+        if settings.mechanism == "dp_bandmf":
+            return (
+                f"{z:g} × clip in each round, correlated over {self.num_bands} rounds by a "
+                "banded matrix"
+            )
         if settings.adaptive:
             count = count_noise(settings, z, self.goal)
             value = noise_of_values(z, count)
@@ -167,11 +163,8 @@ class Plan:
 
     def _assumes(self) -> list[str]:
         assumed = ["whether a client answers does not depend on its data"]
-        if self.settings.mechanism == "dp_ftrl":
-            assumed.append(
-                f"a client takes part at most once in {self.settings.restart_every} rounds, which "
-                "the server enforces"
-            )
+        if self.settings.correlated:
+            assumed.append(f"a client takes part {self._schema()}, which the server enforces")
         if self._sampled:
             assumed += [_HIDDEN, _NO_ABORT]
         if self.settings.sampling == "without_replacement":
@@ -180,6 +173,14 @@ class Plan:
                 "the server enforces"
             )
         return assumed
+
+    def _schema(self) -> str:
+        settings = self.settings
+        text = f"at most once in each tree of {settings.restart_every} rounds"
+        if settings.separation is not None:
+            text = f"at most once in any {settings.separation} rounds in a row"
+        most = settings.participations
+        return text if most is None else f"{text}, and in at most {most} rounds"
 
     @property
     def _sampled(self) -> bool:
@@ -212,13 +213,13 @@ def plan(settings: Privacy, *, goal: int, rounds: int) -> Plan:
     noise = settings.noise_multiplier
     if noise is None:
         assert settings.target_epsilon is not None
-        unknown = Releases.of(settings, 1.0, goal)
+        unknown = Releases.of(settings, 1.0, goal, rounds)
         noise = accounting.calibrate(unknown, rounds, settings.delta, settings.target_epsilon)
     if settings.adaptive:
         noise_of_values(noise, count_noise(settings, noise, goal))
     affordable = rounds
     if settings.limit is not None:
-        releases = Releases.of(settings, noise, goal)
+        releases = Releases.of(settings, noise, goal, rounds)
         affordable = accounting.affordable(releases, rounds, settings.delta, settings.limit)
         if not affordable:
             first = accounting.epsilon(releases, 1, settings.delta)

@@ -50,9 +50,28 @@ class Spending:
     rounds: int
 
     @classmethod
-    def of(cls, settings: Privacy, noise_multiplier: float, goal: int, rounds: int) -> "Spending":
-        """Return the spending of a run with these settings."""
-        return cls(releases=Releases.of(settings, noise_multiplier, goal), rounds=rounds)
+    def of(
+        cls,
+        settings: Privacy,
+        noise_multiplier: float,
+        goal: int,
+        rounds: int,
+        *,
+        wanted: int | None = None,
+    ) -> "Spending":
+        """Return the spending of a run with these settings.
+
+        Args:
+            settings: the [privacy] table.
+            noise_multiplier: as given or calibrated.
+            goal: clients of a round.
+            rounds: released.
+            wanted: training rounds of the run's specification, on which a banded matrix depends.
+
+        Raises:
+            ValueError: the mechanism is dp_bandmf, and `wanted` is missing.
+        """
+        return cls(releases=Releases.of(settings, noise_multiplier, goal, wanted), rounds=rounds)
 
 
 def composed_epsilon(spendings: Iterable[Spending], delta: float) -> float:

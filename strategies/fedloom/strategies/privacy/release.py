@@ -15,7 +15,7 @@ section 2).
 
 For dp_ftrl the noise of a round is the difference of the noise of two prefix sums: each is the sum
 of the nodes of a binary tree that cover it (Kairouz et al. 2021, section 3; without
-Honaker's refinement).
+Honaker's refinement). For dp_bandmf it is a band of a matrix's: see `banded_noise`.
 
 Invariants: the noise follows from the key, the round and the sum, so a crash replays it; another
 sum under the same round, as after a restored backup, has other noise, never the same twice.
@@ -32,12 +32,12 @@ from numpy.typing import NDArray
 
 from fedloom.strategies.exact.fixed_point import Ints
 from fedloom.strategies.exact.partial import BLOCK, DELTA, SCALAR, Floats, Key, Partial, TensorSpec
+from fedloom.strategies.privacy.banded import Factor
+from fedloom.strategies.privacy.banded_noise import RoundNoise, add_round
 from fedloom.strategies.privacy.discrete import Sampler, sampler
-from fedloom.strategies.privacy.settings import Privacy, count_noise, noise_of_values
+from fedloom.strategies.privacy.settings import GRID_BITS, Privacy, count_noise, noise_of_values
 from fedloom.strategies.privacy.streams import Stream
 
-GRID_BITS: Final = 20
-"""The usual minimum of the noise's standard deviation: 2^20 units of the grid."""
 DOOR_ERROR: Final = 1e-6
 """Bound of the relative error of the norm that the server measures."""
 WITHIN: Final = "within_clip"
@@ -57,12 +57,14 @@ class Release:
         noise_multiplier: as given or calibrated.
         goal: of the cohorts, the denominator.
         specs: of the model's tensors.
+        factor: matrix of the noise, for dp_bandmf.
     """
 
     settings: Privacy
     noise_multiplier: float
     goal: int
     specs: Mapping[str, TensorSpec]
+    factor: Factor | None = None
 
     @property
     def size(self) -> int:
@@ -117,36 +119,27 @@ class Release:
         """
         digest = _digest(partial)
         if self.settings.mechanism == "local":
-            return self._noisy(partial, memory, round, stream, ()), dict(memory)
+            return self._noisy(partial, None), dict(memory)
+        noise = sampler(self._sigma(partial, memory))
+        if self.factor is not None:
+            drawn, after = add_round(
+                memory, self.factor, noise, self.specs, round=round, digest=digest, stream=stream
+            )
+            return self._noisy(partial, drawn), after
         if self.settings.mechanism == "dp_ftrl":
             assert self.settings.restart_every is not None
-            nodes, kept = _grow(memory, step % self.settings.restart_every, round, digest)
-            return self._noisy(partial, memory, round, stream, nodes), kept
-        nodes = ((1, 0, round, digest),)
-        means = self._noisy(partial, memory, round, stream, nodes)
-        return means, self._adapt(partial, memory, round, stream, digest)
+            nodes, after = _grow(memory, step % self.settings.restart_every, round, digest)
+            return self._noisy(partial, Nodes(noise, stream, nodes)), after
+        only = Nodes(noise, stream, ((1, 0, round, digest),))
+        return self._noisy(partial, only), self._adapt(partial, memory, round, stream, digest)
 
-    def _noisy(
-        self,
-        partial: Partial,
-        memory: Mapping[str, NDArray[Any]],
-        round: int,  # noqa: A002 - the field's word
-        stream: Stream,
-        nodes: tuple["Node", ...],
-    ) -> "NoisyMeans":
-        del round
-        return NoisyMeans(
-            partial=partial,
-            goal=self.goal,
-            sampler=sampler(self._sigma(partial, memory)) if nodes else None,
-            stream=stream,
-            nodes=nodes,
-            count=self.goal,
-        )
+    def _noisy(self, partial: Partial, noise: "Nodes | RoundNoise | None") -> "NoisyMeans":
+        return NoisyMeans(partial=partial, goal=self.goal, noise=noise, count=self.goal)
 
     def _sigma(self, partial: Partial, memory: Mapping[str, NDArray[Any]]) -> float:
         units = math.ldexp(self.clip(memory) * (1 + DOOR_ERROR), partial.exponent)
-        return self.value_noise * (units + math.sqrt(self.size) / 2)
+        rounded = 0.5 if self.factor is None else 0.5 + self.factor.rounding()
+        return self.value_noise * (units + rounded * math.sqrt(self.size))
 
     def _adapt(
         self,
@@ -179,6 +172,29 @@ Node = tuple[int, int, int, str]
 """(sign, level, round, digest) of a source of noise."""
 
 
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Noise that is a sum of independent sources.
+
+    Attributes:
+        sampler: of each.
+        stream: of the run.
+        nodes: the sources, with their signs.
+    """
+
+    sampler: Sampler
+    stream: Stream = field(repr=False)
+    nodes: tuple[Node, ...]
+
+    def block(self, name: str, start: int, stop: int) -> Ints:
+        """Return the noise of a tensor's coordinates `start:stop`."""
+        total = np.zeros(stop - start, np.int64)
+        for sign, level, number, digest in self.nodes:
+            purpose = f"noise/{level}/{digest}/{DELTA}/{name}"
+            total += sign * self.sampler.draw(_source(self.stream, purpose, number), start, stop)
+        return total
+
+
 @dataclass(slots=True)
 class NoisyMeans:
     """Means with noise on every coordinate, as `aggregation.Means` has it.
@@ -186,17 +202,13 @@ class NoisyMeans:
     Attributes:
         partial: the sum.
         goal: the denominator.
-        sampler: of the noise; None if the devices added theirs.
-        stream: of the run.
-        nodes: sources of noise, with their signs.
+        noise: on the sum; None if the devices added theirs.
         count: published number of updates: the goal.
     """
 
     partial: Partial
     goal: int
-    sampler: Sampler | None
-    stream: Stream = field(repr=False)
-    nodes: tuple[Node, ...]
+    noise: Nodes | RoundNoise | None
     count: int
 
     @property
@@ -211,15 +223,9 @@ class NoisyMeans:
     def mean_block(self, key: Key, start: int, stop: int) -> tuple[Floats, bool]:
         """Return the noisy means of the flat coordinates `start:stop`."""
         total = self.partial.sum_block(key, start, stop)
-        for node in self.nodes:
-            total += node[0] * self._noise(node, key, start, stop)
+        if self.noise is not None:
+            total += self.noise.block(key[1], start, stop)
         return total / (self.goal * math.ldexp(1.0, self.partial.exponent)), True
-
-    def _noise(self, node: Node, key: Key, start: int, stop: int) -> Ints:
-        assert self.sampler is not None
-        _, level, number, digest = node
-        purpose = f"noise/{level}/{digest}/{key[0]}/{key[1]}"
-        return self.sampler.draw(_source(self.stream, purpose, number), start, stop)
 
     def release(self, key: Key) -> None:
         """Release this tensor's means: they are not read again."""
@@ -278,7 +284,7 @@ def _node(sign: int, level: int, note: NDArray[Any]) -> Node:
     return sign, level, int.from_bytes(data[:8], "little"), data[8:].hex()
 
 
-def grid_exponent(noise: float, clip: float, most: int) -> int:
+def grid_exponent(noise: float, clip: float, most: int, bits: int = GRID_BITS) -> int:
     """Return the exponent of a run's sums: a grid fine enough for the noise, and no finer.
 
     A coarser grid keeps the integers of the noise small, which need fewer uniform bytes.
@@ -287,6 +293,7 @@ def grid_exponent(noise: float, clip: float, most: int) -> int:
         noise: the noise multiplier.
         clip: of the first round.
         most: the largest exponent without overflow of the sums.
+        bits: the standard deviation of the noise is at least 2^bits, if `most` allows it.
     """
     _, power = math.frexp(noise * clip)
-    return min(most, GRID_BITS - power + 1)
+    return min(most, bits - power + 1)

@@ -7,6 +7,8 @@ References:
     Clipping, https://arxiv.org/abs/1905.03871 (clip_quantile).
     Kairouz, McMahan, Song, Thakkar, Thakurta, Xu 2021, Practical and Private (Deep) Learning
     without Sampling or Shuffling, https://arxiv.org/abs/2103.00039 (dp_ftrl).
+    Choquette-Choo et al. 2023, (Amplified) Banded Matrix Factorization,
+    https://arxiv.org/abs/2306.08153 (dp_bandmf).
 """
 
 import math
@@ -14,11 +16,18 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from fedloom.strategies.checks import check_count, check_number
+from fedloom.strategies.privacy.banded import MOST_BANDS, USUAL_BANDS
 
-Mechanism: TypeAlias = Literal["dp_fedavg", "dp_ftrl", "local"]
+Mechanism: TypeAlias = Literal["dp_fedavg", "dp_ftrl", "dp_bandmf", "local"]
 Sampling: TypeAlias = Literal["none", "poisson", "without_replacement"]
 Noise: TypeAlias = Literal["secure", "seed"]
 
+GRID_BITS: Final = 20
+"""The usual minimum of the noise's standard deviation: 2^20 units of the grid."""
+FINE_BITS: Final = 24
+"""The same for `dp_bandmf`, which rounds once more in each round of a band."""
+CORRELATED: Final = ("dp_ftrl", "dp_bandmf")
+"""Mechanisms with noise on the sum of all rounds so far."""
 LEAST_LOCAL_NOISE: Final = 0.1
 """Least noise multiplier of local noise: with less a grid value would not fit float32."""
 
@@ -29,11 +38,13 @@ class Privacy:
 
     Attributes:
         mechanism: `dp_fedavg` (noise on every round's sum), `dp_ftrl` (noise on the sum of all
-            rounds so far, by a tree) or `local` (noise on the device).
+            rounds so far, by a tree), `dp_bandmf` (the same by a banded matrix, with less noise) or
+            `local` (noise on the device).
         clip: Euclidean norm to which a client's whole update is scaled down, > 0; with
             `clip_quantile`, its initial value.
         noise_multiplier: standard deviation of the noise over the clip, > 0; for `dp_ftrl` of
-            each node of the tree. None if `target_epsilon` is set.
+            each node of the tree, for `dp_bandmf` of each round before it is correlated. None if
+            `target_epsilon` is set.
         target_epsilon: epsilon after all rounds, > 0; the noise is calibrated to it.
         budget: epsilon at which the run stops, > 0; `target_epsilon` by default.
         delta: in (0, 1), and below 1 / population.
@@ -48,7 +59,12 @@ class Privacy:
         clip_count_noise: standard deviation of the noise on the number of clients within the
             clip, > noise_multiplier / 2; None for a twentieth of the cohort's goal, as Andrew et
             al. have it, and at least the noise multiplier.
-        restart_every: rounds of one tree; a client takes part at most once in them.
+        restart_every: `dp_ftrl`: rounds of one tree; a client takes part at most once in them.
+        separation: `dp_bandmf`: a client takes part at most once in so many rounds in a row.
+        bands: `dp_bandmf`: rounds whose noise is correlated, at most `separation`; by default the
+            separation, and at most 64. The server keeps the noise of all but one of them.
+        participations: `dp_ftrl` and `dp_bandmf`: rounds in which a client takes part at most;
+            None for as many as the other settings allow.
         noise: `secure`, from a key that only the server has; `seed`, from the run's seed: for
             simulations: with the seed the noise can be removed.
 
@@ -69,6 +85,9 @@ class Privacy:
     clip_learning_rate: float = 0.2
     clip_count_noise: float | None = None
     restart_every: int | None = None
+    separation: int | None = None
+    bands: int | None = None
+    participations: int | None = None
     noise: Noise = "secure"
 
     def __post_init__(self) -> None:
@@ -83,10 +102,9 @@ class Privacy:
                 check_number(name, getattr(self, name), above=0)
         if self.clip_quantile is not None:
             check_number("clip_quantile", self.clip_quantile, above=0, below=1)
-        if self.restart_every is not None:
-            check_count("restart_every", self.restart_every)
-        if self.population is not None:
-            check_count("population", self.population)
+        for name in ("population", "restart_every", "separation", "bands", "participations"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
         self._check_together()
 
     @property
@@ -98,6 +116,22 @@ class Privacy:
     def central(self) -> bool:
         """Whether the server adds the noise."""
         return self.mechanism != "local"
+
+    @property
+    def correlated(self) -> bool:
+        """Whether the noise of rounds is correlated, and clients' participations are limited."""
+        return self.mechanism in CORRELATED
+
+    @property
+    def num_bands(self) -> int:
+        """The bands of the matrix of `dp_bandmf`."""
+        assert self.separation is not None
+        return min(self.separation, USUAL_BANDS) if self.bands is None else self.bands
+
+    @property
+    def grid_bits(self) -> int:
+        """Bits of the noise's standard deviation in units of the grid of sums."""
+        return FINE_BITS if self.mechanism == "dp_bandmf" else GRID_BITS
 
     @property
     def limit(self) -> float | None:
@@ -135,11 +169,32 @@ class Privacy:
                 'Expected restart_every with mechanism = "dp_ftrl" and with nothing else, got '
                 f'{self.restart_every} with "{self.mechanism}".'
             )
+        self._check_bands()
         least = LEAST_LOCAL_NOISE
         if not self.central and (self.noise_multiplier or least) < least:
             raise ValueError(
                 f'Expected noise_multiplier >= {least:g} with mechanism = "local", got '
                 f"{self.noise_multiplier}."
+            )
+
+    def _check_bands(self) -> None:
+        if (self.mechanism == "dp_bandmf") != (self.separation is not None):
+            raise ValueError(
+                'Expected separation with mechanism = "dp_bandmf" and with nothing else, got '
+                f'{self.separation} with "{self.mechanism}".'
+            )
+        if self.participations is not None and not self.correlated:
+            raise ValueError(
+                f"Expected participations with mechanism = {' or '.join(CORRELATED)}, got "
+                f'{self.participations} with "{self.mechanism}", whose claim takes nothing from it.'
+            )
+        if self.bands is None:
+            return
+        most = min(self.separation or 0, MOST_BANDS)
+        if self.bands > most:
+            raise ValueError(
+                f"Expected bands of at most separation = {self.separation or 'none'} and "
+                f"{MOST_BANDS}, got {self.bands}: wider ones would hide a client less than claimed."
             )
 
 
