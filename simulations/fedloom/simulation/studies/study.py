@@ -117,10 +117,11 @@ class StudyResults:
         return TableEntry(values) if values else None
 
     def write(self, folder: Path) -> None:
-        """Replace a folder's results."""
+        """Replace a folder's results; the file has a line for each run."""
         folder.mkdir(parents=True, exist_ok=True)
-        note = {"command": self.command, "runs": [asdict(run) for run in self.runs]}
-        write_whole(folder / RESULTS, json.dumps(note, indent=1) + "\n")
+        runs = ",\n".join(json.dumps(asdict(run)) for run in self.runs)
+        text = f'{{"command": {json.dumps(self.command)}, "runs": [\n{runs}\n]}}\n'
+        write_whole(folder / RESULTS, text)
 
     @classmethod
     def read(cls, folder: Path) -> "StudyResults":
