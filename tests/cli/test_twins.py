@@ -37,6 +37,8 @@ TWINS = {
     "POST /v1/clients/{name}/revoke": "client revoke ward-1 --yes",
     "POST /v1/login-links": "console",
     "POST /v1/models/{digest}/promote": "model promote {run} --yes",
+    "POST /v1/privacy/budgets": "privacy set-budget 8 --delta 1e-6 --label nobody --yes",
+    "POST /v1/privacy/budgets/remove": "privacy remove-budget --label nobody --yes",
     "POST /v1/runs": "run submit run.toml --model {digest}",
     "POST /v1/runs/describe": "run describe run.toml",
     "POST /v1/runs/{run}/abort": "round abort {run} --reason odd --yes",

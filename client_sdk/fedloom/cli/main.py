@@ -50,6 +50,10 @@ COMMANDS = {
         "fedloom.cli.operator.api_tokens:api_token",
         "Manage API tokens for programs and for operators on other machines.",
     ),
+    "privacy": LazyCommand(
+        "fedloom.cli.operator.privacy:privacy",
+        "Show what clients have spent over all private runs, and limit it by budgets.",
+    ),
     "audit": LazyCommand(
         "fedloom.cli.operator.audit:audit",
         "List who did what and when, and verify that the trail is unchanged.",

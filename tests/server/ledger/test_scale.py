@@ -11,7 +11,10 @@ from support.big_ledger import RUN, fill, name_of
 from support.door import SPEC, Door
 from support.routes import table
 
-GROWING = {"cohorts", "updates", "rounds", "refusals", "audit", "tokens", "certificates", "models"}
+GROWING = {
+    "cohorts", "updates", "rounds", "refusals", "audit", "tokens", "certificates", "models",
+    "populations",
+}  # fmt: skip
 """Tables that grow with every round, every client or every deed."""
 
 VALUES = {"run": RUN, "number": "2", "name": name_of(1), "digest": f"{3:064x}"}
@@ -22,6 +25,9 @@ WHOLE = {
     ("/v1/tokens", "tokens"): "counts them, in an index",
     ("/enrolment", "tokens"): "likewise",
     ("/models", "models"): "likewise",
+    ("/v1/privacy", "populations"): "the runs of every client, in an index",
+    ("/v1/privacy/clients", "populations"): "likewise",
+    ("/privacy", "populations"): "likewise",
     ("/metrics", "certificates"): "the first to end, of all clients, in an index",
 }
 """Who may read a whole table, and why."""

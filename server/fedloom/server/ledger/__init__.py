@@ -13,6 +13,8 @@ from fedloom.server.ledger.figures import Figures
 from fedloom.server.ledger.identities import Identities
 from fedloom.server.ledger.lineage import Lineage
 from fedloom.server.ledger.members import Members
+from fedloom.server.ledger.privacy.budgets import PrivacyBudgets
+from fedloom.server.ledger.privacy.populations import Populations
 from fedloom.server.ledger.prunes import Prunes
 from fedloom.server.ledger.refusals import Refusals
 from fedloom.server.ledger.rollbacks import Point as Point
@@ -42,5 +44,7 @@ class Ledger(
     Prunes,
     Lineage,
     Refusals,
+    Populations,
+    PrivacyBudgets,
 ):
     """All tables behind methods that are one transaction each; see `Store` for its argument."""

@@ -13,7 +13,16 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import UsageError
-from fedloom.server.ledger.tables import meta, models, runs, updates, versions
+from fedloom.server.ledger.tables import (
+    clients,
+    cohorts,
+    meta,
+    models,
+    populations,
+    runs,
+    updates,
+    versions,
+)
 
 _LOCK = 0x666C6F6D  # arbitrary lock id, for PostgreSQL
 
@@ -66,7 +75,26 @@ def _keep_specs(connection: sa.Connection) -> None:
         connection.execute(runs.update().where(runs.c.id == run).values(spec=spec))
 
 
-STEPS: tuple[Callable[[sa.Connection], None], ...] = (_keep_states, _count_in, _keep_specs)
+def _keep_populations(connection: sa.Connection) -> None:
+    """Store whom the rounds of earlier runs could draw.
+
+    Who was present at a secret draw was not stored, so every client of the ledger counts.
+    """
+    members = sa.select(cohorts.c.run, cohorts.c.client).distinct()
+    connection.execute(populations.insert().from_select(["run", "client"], members))
+    for run, spec in connection.execute(sa.select(runs.c.id, runs.c.spec)).all():
+        if spec.get("privacy", {}).get("sampling", "none") != "none":
+            known = sa.select(populations.c.client).where(populations.c.run == run)
+            others = sa.select(sa.literal(run), clients.c.name).where(clients.c.name.not_in(known))
+            connection.execute(populations.insert().from_select(["run", "client"], others))
+
+
+STEPS: tuple[Callable[[sa.Connection], None], ...] = (
+    _keep_states,
+    _count_in,
+    _keep_specs,
+    _keep_populations,
+)
 
 VERSION = len(STEPS)
 

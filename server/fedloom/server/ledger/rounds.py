@@ -5,11 +5,12 @@ so the set of accepted updates of a closing round never changes.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import sqlalchemy as sa
 
 from fedloom.server.ledger.members import with_updates
+from fedloom.server.ledger.privacy.populations import add_to_population
 from fedloom.server.ledger.rollbacks import NO_STATE
 from fedloom.server.ledger.rows import (
     AcceptedRow,
@@ -26,8 +27,12 @@ from fedloom.server.ledger.updates import ABANDONED, CLOSING, COMMITTED, REPORTI
 class Rounds(Updates):
     """Methods about rounds and their cohorts."""
 
-    def open_round(self, row: Row, cohort: Sequence[str]) -> None:
-        """Open a round with its cohort. A repeat changes nothing."""
+    def open_round(self, row: Row, cohort: Sequence[str], drawn_from: Iterable[str] = ()) -> None:
+        """Open a round with its cohort. A repeat changes nothing.
+
+        `drawn_from` are the candidates of a secret draw: they count to the run's population, as
+        the cohort does.
+        """
         with self._write() as connection:
             if is_there(connection, rounds, run=row["run"], number=row["number"]):
                 return
@@ -36,12 +41,14 @@ class Rounds(Updates):
                 runs.update().where(runs.c.id == row["run"]).values(last_round=row["number"])
             )
             _add_cohort(connection, row["run"], row["number"], cohort)
+            add_to_population(connection, row["run"], {*cohort, *drawn_from})
 
     def recruit(self, run: str, number: int, client: str) -> None:
         """Add a client to the cohort of an open round. A repeat changes nothing."""
         with self._write() as connection:
             if not is_there(connection, cohorts, run=run, round=number, client=client):
                 _add_cohort(connection, run, number, [client])
+                add_to_population(connection, run, {client})
 
     def set_phase(self, run: str, number: int, client: str, phase: str, reason: str = "") -> None:
         """Set the phase of a member."""

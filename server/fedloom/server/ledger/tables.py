@@ -120,6 +120,23 @@ cohorts = sa.Table(
     sa.ForeignKeyConstraint(["run", "round"], ["rounds.run", "rounds.number"]),
     sa.Index("cohorts_by_client", "client", "offered_at", "phase"),
 )
+populations = sa.Table(  # clients that a run's rounds could draw; rows are only added
+    "populations",
+    meta,
+    sa.Column("run", sa.String, primary_key=True),
+    sa.Column("client", sa.String, primary_key=True),
+    sa.Index("populations_by_client", "client", "run"),
+)
+privacy_budgets = sa.Table(
+    "privacy_budgets",
+    meta,
+    sa.Column("label", sa.String, primary_key=True),  # name or name=value; empty for all clients
+    sa.Column("epsilon", sa.Float, nullable=False),
+    sa.Column("delta", sa.Float, nullable=False),
+    sa.Column("allow_public", sa.Boolean, nullable=False),
+    sa.Column("set_at", sa.Float, nullable=False),
+    sa.Column("set_by", sa.String, nullable=False),
+)
 updates = sa.Table(
     "updates",
     meta,

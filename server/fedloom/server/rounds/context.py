@@ -8,6 +8,7 @@ from fedloom.server.event_hub import Hub
 from fedloom.server.metrics.meters import Meters
 from fedloom.server.pki.noise_keys import NoiseKeys
 from fedloom.server.pki.signing_key import SigningKey
+from fedloom.server.planning.privacy_budget import Bar
 from fedloom.server.rounds.clients import Clients
 from fedloom.server.rounds.member_records import Records
 from fedloom.server.storage.context import StorageContext
@@ -23,6 +24,7 @@ class RoundsContext(StorageContext):
         signing: signs what clients receive; None on plaintext loopback.
         live: receives the changes that pages show.
         records: what the members of open rounds do.
+        bars: clients that a run may not draw, by its id: their privacy budget has no room for it.
         meters: counters for Prometheus.
         tracer: records the steps of a round.
     """
@@ -32,6 +34,7 @@ class RoundsContext(StorageContext):
     signing: SigningKey | None = None
     live: Hub
     records: Records = field(default_factory=Records)
+    bars: dict[str, Bar] = field(default_factory=dict)
     meters: Meters
     tracer: Tracer = field(default_factory=Tracer)
 

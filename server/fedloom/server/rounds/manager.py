@@ -7,7 +7,10 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,12 +21,14 @@ from fedloom.server.ledger import Point, require_run
 from fedloom.server.ledger.rows import RunRow
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning import limits
+from fedloom.server.planning.privacy_budget import Bar, RunSpending
 from fedloom.server.planning.spec import parse
 from fedloom.server.planning.state_note import StateNote
 from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.round_driver import RoundDriver
 from fedloom.server.rounds.run_driver import RunDriver
 from fedloom.server.rounds.state_files import first_note
+from fedloom.server.spending.privacy_ledger import PrivacyGuard, spending_of
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +42,7 @@ class Runs:
         self._context = context
         self._drivers: dict[str, RunDriver] = {}
         self._forgetting: dict[str, asyncio.Task[None]] = {}
+        self._guard = PrivacyGuard(context.ledger, context.in_ledger)
 
     async def start(self) -> None:
         """Continue every run that was active."""
@@ -45,6 +51,7 @@ class Runs:
         active = await context.in_ledger(context.ledger.list_runs, ACTIVE)
         kept = {(row.run, row.number) for row in rounds}
         context.spool.sweep(kept.union(*map(_worked_on, active)))
+        await self.apply_budgets()
         for row in active:
             try:
                 await self._drive(row)
@@ -84,7 +91,8 @@ class Runs:
             The run's id.
 
         Raises:
-            UsageError: the specification or the model is not valid.
+            UsageError: the specification or the model is not valid, or a privacy budget has no room
+                for the run.
         """
         spec = parse(values)
         context = self._context
@@ -101,8 +109,10 @@ class Runs:
             "privacy": limits.claim(spec, manifest),
             "strategy_state": await context.in_disk(first_note, context.models, spec, model),
         }
-        await context.in_disk(context.noise.make, run, spec)
-        await context.in_ledger(context.ledger.add_run, row, manifest.size_bytes)
+        spending = RunSpending.of(run, row["spec"], row["privacy"], order=time.time())
+        async with self._within_budgets(spending):
+            await context.in_disk(context.noise.make, run, spec)
+            await context.in_ledger(context.ledger.add_run, row, manifest.size_bytes)
         context.live.changed("run", run)
         stored = await context.in_ledger(context.ledger.run, run)
         try:
@@ -114,6 +124,44 @@ class Runs:
         asked = json.dumps(spec.as_dict(), sort_keys=True)
         log.info("run %s submitted: %s", run, asked, extra=about(run=run))
         return run
+
+    @asynccontextmanager
+    async def _within_budgets(self, run: RunSpending) -> AsyncIterator[None]:
+        """Check that all budgets have room for a run; meanwhile no other run is checked.
+
+        Raises:
+            UsageError: a budget has no room.
+        """
+        async with self._guard.lock:
+            if why := await self._guard.refusal(run):
+                raise UsageError(why)
+            yield
+            await self._rebar()
+
+    async def apply_budgets(self) -> None:
+        """Let every run draw those clients that the privacy budgets allow.
+
+        To be called when budgets or operators' labels have changed, and when a run has ended.
+        """
+        async with self._guard.lock:
+            await self._rebar()
+
+    async def _rebar(self) -> None:
+        before, self._context.bars = self._context.bars, await self._guard.bars()
+        for run, bar in self._context.bars.items():
+            if bar != before.get(run):
+                whom = "any client" if bar.everyone else f"{len(bar.names)} clients"
+                log.warning(
+                    "run %s may not draw %s: their privacy budget has no room for it",
+                    run, whom, extra=about(run=run),
+                )  # fmt: skip
+        for driver in list(self._drivers.values()):
+            driver.rebar(before.get(driver.id, Bar()))
+
+    @property
+    def bars(self) -> Mapping[str, Bar]:
+        """The clients that each active run may not draw; only runs that have some."""
+        return self._context.bars
 
     def get(self, run: str) -> RunDriver | None:
         """An active run."""
@@ -159,8 +207,20 @@ class Runs:
             context = self._context
             row = require_run(await context.in_ledger(context.ledger.run, run), run)
             raise UsageError(f"Expected an active run, got one that is {row.state}.")
-        driver.command(action, argument)
+        if action in ("resume", "retry") and driver.engine.state is RunState.PAUSED:
+            async with self._revived(run):
+                driver.command(action, argument)
+        else:
+            driver.command(action, argument)
         await driver.settled()
+
+    @asynccontextmanager
+    async def _revived(self, run: str) -> AsyncIterator[None]:
+        """Check that all budgets have room for a run that is to go on, as `_within_budgets`."""
+        context = self._context
+        row = require_run(await context.in_ledger(context.ledger.run, run), run)
+        async with self._within_budgets(spending_of(replace(row, state="running"))):
+            yield
 
     def let_go(self, client: str, reason: str) -> None:
         """Make every round stop waiting for a client."""
@@ -194,7 +254,8 @@ class Runs:
             if run in self._forgetting:
                 await self._forgetting[run]
             why = f"rolled back to round {number} by the operator: resume it to continue"
-            await context.in_ledger(partial(ledger.roll_back, run, number, revive=why))
+            async with self._revived(run):
+                await context.in_ledger(partial(ledger.roll_back, run, number, revive=why))
             await self._drive(require_run(await context.in_ledger(ledger.run, run), run))
         context.live.changed("run", run)
         extra = about(run=run, number=number)
@@ -244,6 +305,7 @@ class Runs:
         await driver.settled()
         self._drivers.pop(driver.id)
         self._forgetting.pop(driver.id)
+        await self.apply_budgets()  # what it had reserved is free
 
 
 def new_id(name: str) -> str:

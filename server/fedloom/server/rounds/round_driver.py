@@ -19,7 +19,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -37,6 +37,7 @@ from fedloom.server.ledger.rows import RoundRow
 from fedloom.server.metrics import meters
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning.admission import check_update
+from fedloom.server.planning.privacy_budget import Bar
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds import engines, progress
 from fedloom.server.rounds import status as round_status
@@ -85,7 +86,8 @@ class RoundDriver:
         self.trace = RoundTrace(context.tracer)
         self._context = context
         self._owner = owner
-        self._select = select
+        self._select = self._watched(select)
+        self._drawn_from: set[str] = set()
         self._ended = ended
         self._buffered = engines.buffer_settings(self.plan) is not None
         self._status = round_status.StatusPublisher(context.live, self.plan.run)
@@ -139,7 +141,7 @@ class RoundDriver:
     def next(self, plan: RoundPlan, select: Select) -> None:
         """Open the next buffer."""
         config = cast(Buffer, self.engine).config
-        self._select, self._stored = select, False
+        self._select, self._stored = self._watched(select), False
         self._sum = RoundSum(plan, self._context)
         self.trace.begin(plan)
         self.tasks.open(plan)
@@ -258,12 +260,41 @@ class RoundDriver:
 
     def client_available(self, client: str) -> None:
         """A client is connected and idle."""
-        if client not in self.plan.participations.excluded:
+        if self._may_draw(client):
             self.feed(events.Attended(client))
 
+    def _may_draw(self, client: str) -> bool:
+        return client not in self.plan.participations.excluded and client not in self._bar
+
+    @property
+    def _bar(self) -> Bar:
+        return self._context.bars.get(self.plan.run, Bar())
+
     def _idle(self) -> list[str]:
-        excluded = self.plan.participations.excluded
-        return [client for client in self._context.fleet.available() if client not in excluded]
+        return [client for client in self._context.fleet.available() if self._may_draw(client)]
+
+    def rebar(self, before: Bar) -> None:
+        """Follow a change of the clients that the run may not draw.
+
+        Members of the open round stay in it.
+        """
+        for client in [each for each in self.engine.candidates if each in self._bar]:
+            self.feed(events.Left(client))
+        for client in self._context.fleet.available():
+            if client in before:
+                self.client_available(client)
+
+    def _watched(self, select: Select) -> Select:
+        """Note the candidates of a secret draw: all of them are the run's population."""
+        settings = self.plan.spec.build_privacy()
+        if settings is None or settings.sampling == "none":
+            return select
+
+        def watched(candidates: Sequence[str], count: int) -> Sequence[str]:
+            self._drawn_from.update(candidates)
+            return select(candidates, count)
+
+        return watched
 
     def client_left(self, client: str) -> None:
         """A client's stream ended, or another run took it."""
@@ -382,7 +413,8 @@ class RoundDriver:
     async def _open(self, cohort: tuple[str, ...]) -> None:
         now, plan = time.time(), self.plan
         row = plan.row(now, self.deadline_at() or now)
-        await self._context.in_ledger(self._context.ledger.open_round, row, cohort)
+        ledger, drawn_from = self._context.ledger, self._drawn_from
+        await self._context.in_ledger(ledger.open_round, row, cohort, drawn_from)
         self._stored = True
         self._opened_at = time.monotonic()
         crossing("round.opened")

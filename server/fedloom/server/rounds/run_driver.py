@@ -19,6 +19,7 @@ from fedloom.server.background_tasks import BackgroundTasks
 from fedloom.server.ledger import Point
 from fedloom.server.ledger.rows import CountedRoundRow, RunRow
 from fedloom.server.metrics.log_buffer import about
+from fedloom.server.planning.privacy_budget import Bar
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.commit import Outcome
 from fedloom.server.rounds.context import RoundsContext
@@ -303,6 +304,11 @@ class RunDriver:
             return
         self.position.move(outcome)
         self.feed(engine.RoundCommitted(round_.plan.kind))
+
+    def rebar(self, before: Bar) -> None:
+        """Follow a change of the clients that the run may not draw, which were `before`."""
+        if self.round is not None and not self.round.engine.state.is_over:
+            self.round.rebar(before)
 
     def let_go(self, client: str, reason: str) -> None:
         """Stop waiting for a client, and withdraw its task."""

@@ -55,6 +55,7 @@ from fedloom.server.routes import logs as log_routes
 from fedloom.server.routes import metrics as metric_routes
 from fedloom.server.routes import models as model_routes
 from fedloom.server.routes import overview as overview_routes
+from fedloom.server.routes import privacy as privacy_routes
 from fedloom.server.routes import rounds as round_routes
 from fedloom.server.routes import runs as run_routes
 from fedloom.server.routes.models import BadModelError, TooLargeError
@@ -151,6 +152,7 @@ def create_app(
         fleet_routes,
         lineage_routes,
         model_routes,
+        privacy_routes,
         run_routes,
         round_routes,
         log_routes,

@@ -108,6 +108,7 @@ async def label_client(
     before = await one_client(context, name)
     await context.audit(principal, "client.label", name, {"labels": wish.labels})
     await context.in_ledger(context.ledger.set_labels, name, wish.labels)
+    await context.runs.apply_budgets()
     after = await one_client(context, name)
     changed = after.labels != before.labels
     return _acted(after, f"The labels of {name} were saved.", changed=changed)

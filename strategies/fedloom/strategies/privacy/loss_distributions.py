@@ -55,6 +55,7 @@ def epsilon(
     return float(one.self_compose(rounds).get_epsilon_for_delta(delta))
 
 
+@lru_cache(maxsize=16)
 def composed(noise: float, q: float, rounds: int, *, replaced: bool) -> Any:
     """Return the distribution of the loss after `rounds` rounds; arguments as `epsilon`.
 
