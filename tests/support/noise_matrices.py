@@ -39,12 +39,6 @@ def sensitivity_of_trees(rounds, every):
     return math.sqrt(longest)
 
 
-def prefix_noise_of_trees(rounds, every):
-    """The deviation of the noise on each prefix sum, for a sensitivity of 1: float64 [rounds]."""
-    total = np.cumsum(mixing_of_trees(rounds, every), axis=0)
-    return np.linalg.norm(total, axis=1) * sensitivity_of_trees(rounds, every)
-
-
 def column_of_bands(factor, rounds):
     """How much of an update in round 0 is in the centre of each round's noise: float64 [rounds].
 

@@ -99,6 +99,14 @@ def test_run_that_waits_for_clients_has_the_missing_number():
     assert not assess(_facts(just_now)).alerts
 
 
+def test_run_that_holds_clients_back_says_so():
+    """More rounds of the same clients would break its privacy claim."""
+    live = {"state": "selecting", "available": 2, "deadline_left_s": None, "held_back": 40}
+    alert = _only(assess(_facts(_run(live=live), clients_online=50)))
+    assert "2 of 5 may take part" in alert.what
+    assert "holds back 40" in alert.what
+
+
 def test_run_whose_clients_are_busy_is_reported():
     """More clients would not help."""
     waiting = _run(live={"state": "selecting", "available": 2, "deadline_left_s": None})

@@ -78,9 +78,14 @@ def test_a_claim_states_its_conditions():
     text = "\n".join(claim_lines(plan(banded, goal=20, rounds=50).claim()))
     for part in (
         "at most once in any 9 rounds in a row, and in at most 2 rounds, which the server",
-        "4 × clip in each round, correlated over 7 rounds", "zero-out", "sampling: none assumed",
+        "4 × clip in each round, correlated over 7 rounds", "zero-out", "that may take part may",
+        "on sums of the first rounds",
     ):  # fmt: skip
         assert part in text, part
+    tree = Privacy(mechanism="dp_ftrl", clip=0.5, noise_multiplier=4.0, delta=1e-5, restart_every=4)
+    text = "\n".join(claim_lines(plan(tree, goal=20, rounds=8).claim()))
+    # Nodes of prefixes: 1, 1, 2, 1, 2, 2, 3, 2.
+    assert f"first rounds {4 * (14 / 8) ** 0.5:.3g} × clip, at most {4 * 3**0.5:.3g}" in text
     local = Privacy(mechanism="local", clip=0.5, noise_multiplier=4.0, delta=1e-5)
     assert "including the server" in "\n".join(claim_lines(plan(local, goal=20, rounds=5).claim()))
     seeded = Privacy(**GOOD, noise="seed")

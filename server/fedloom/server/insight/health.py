@@ -135,6 +135,17 @@ def _too_few(facts: Facts) -> Iterator[Alert]:
         if live["available"] < live["goal"] and waited_s > SLOW_START_S:
             elsewhere = facts.clients_online - live["available"]
             enough = facts.clients_online >= live["goal"] and len(facts.active) > 1
+            held = live.get("held_back", 0)
+            if held:
+                yield Alert(
+                    level=Level.WARN,
+                    what=f"{run['id']} waits for clients: {live['available']} of {live['goal']} "
+                    f"may take part. Its privacy claim holds back {held} that did so already.",
+                    todo="Start or enrol clients that have not taken part, or stop the run.",
+                    link="/clients",
+                    run=run["id"],
+                )
+                continue
             yield Alert(
                 level=Level.WARN,
                 what=f"{run['id']} waits for clients: {live['available']} of {live['goal']} "

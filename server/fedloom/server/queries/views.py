@@ -268,6 +268,9 @@ class LiveRound(BaseModel):
         float | None, Field(description="mean of those fractions; null if none is reported")
     ] = None
     available: int
+    held_back: Annotated[
+        int, Field(description="clients that the privacy claim keeps out of this round")
+    ] = 0
     accepted: int
     goal: int
     quorum: int

@@ -29,6 +29,7 @@ def status(
         "clients": {phase.value: n for phase, n in cohort.counts().items()},
         "members": {client: phase.value for client, phase in cohort.phases.items()},
         "available": len(engine.candidates),
+        "held_back": len(plan.participations.excluded),
         "accepted": cohort.accepted,
         "goal": len(cohort) if config.by_coins and len(cohort) else config.goal,
         "quorum": config.quorum,

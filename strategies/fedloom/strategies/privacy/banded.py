@@ -36,8 +36,8 @@ COEFFICIENT_BITS: Final = 20
 MOST_BANDS: Final = 1024
 USUAL_BANDS: Final = 64
 """The most bands of a run that does not set them: each keeps 4 bytes a coordinate."""
-_MOST_ROUNDS: Final = 4096
-"""Rounds for which γ is chosen at most; longer runs take that of so many."""
+MOST_ROUNDS: Final = 4096
+"""Rounds for which errors are computed at most; longer runs take the γ of so many."""
 _STEPS: Final = range(30, 101, 2)
 """γ in hundredths."""
 
@@ -111,7 +111,7 @@ def factor(bands: int, rounds: int) -> Factor:
         bands: 1 to `MOST_BANDS`.
         rounds: of the run.
     """
-    rounds = min(rounds, _MOST_ROUNDS)
+    rounds = min(rounds, MOST_ROUNDS)
     bands = min(bands, rounds)
     # The error has one minimum in γ: halve the grid at the side where it rises.
     low, high = 0, len(_STEPS) - 1
@@ -135,3 +135,19 @@ def _powers(bands: int, gamma: float) -> Factor:
 def _error(made: Factor, rounds: int) -> float:
     """The root mean square of the noise on prefix sums, for a client in one round."""
     return made.norm(made.bands) * math.sqrt(float(np.mean(made.prefix_noise(rounds) ** 2)))
+
+
+def prefix_noise_of_trees(rounds: int, every: int) -> NDArray[np.float64]:
+    """Return the standard deviation of the noise on each prefix sum of dp_ftrl, for nodes of 1.
+
+    Each whole tree has a node for each one in the binary digits of its rounds, as has the last.
+
+    Args:
+        rounds: released.
+        every: rounds of a tree.
+    """
+    whole, part = np.divmod(np.arange(1, rounds + 1), every)
+    nodes = whole * every.bit_count()
+    for bit in range(every.bit_length()):
+        nodes += (part >> bit) & 1
+    return np.sqrt(nodes.astype(np.float64))

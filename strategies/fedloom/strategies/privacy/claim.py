@@ -6,13 +6,18 @@ sampling assumption and clipping; and what is not protected.
 Invariant: a claim follows from the run's specification alone.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedloom.strategies.privacy import accounting
 from fedloom.strategies.privacy.accounting import Releases
+from fedloom.strategies.privacy.banded import MOST_ROUNDS, prefix_noise_of_trees
 from fedloom.strategies.privacy.model_advice import advice
 from fedloom.strategies.privacy.settings import Privacy, count_noise, noise_of_values
 
@@ -26,6 +31,7 @@ _NEIGHBOURS: Final = {
 }
 _SAMPLING: Final = {
     "none": "none assumed: the same client may be in every round",
+    "limited": "none assumed: any of the clients that may take part may be in a round",
     "poisson": "Poisson: each client that is present when a round opens is drawn with probability "
     "{cohort}/{population}, by an independent secret coin",
     "without_replacement": "without replacement: {cohort} of {population} clients a round, every "
@@ -59,12 +65,6 @@ class Plan:
     def releases(self) -> Releases:
         """The releases of the run."""
         return Releases.of(self.settings, self.noise_multiplier, self.goal, self.rounds)
-
-    @property
-    def num_bands(self) -> int:
-        """Rounds over which noise is correlated: 1 for independent noise."""
-        made = self.releases.factor
-        return 1 if made is None else made.bands
 
     def epsilon(self, rounds: int) -> float:
         """Return epsilon after a number of committed rounds."""
@@ -119,7 +119,7 @@ class Plan:
         return "not trusted with the data: it sees updates with their noise only"
 
     def _sampling(self) -> str:
-        text = _SAMPLING[self.settings.sampling]
+        text = _SAMPLING["limited" if self.settings.correlated else self.settings.sampling]
         return text.format(cohort=self.goal, population=self.settings.population)
 
     def _clipping(self) -> str:
@@ -137,13 +137,8 @@ class Plan:
         settings, z = self.settings, self.noise_multiplier
         if not settings.central:
             return f"{z:g} × clip on each device's update"
-        if settings.mechanism == "dp_ftrl":
-            return f"{z:g} × clip on each node of a tree over {settings.restart_every} rounds"
-        if settings.mechanism == "dp_bandmf":
-            return (
-                f"{z:g} × clip in each round, correlated over {self.num_bands} rounds by a "
-                "banded matrix"
-            )
+        if settings.correlated:
+            return f"{z:g} × clip {self._correlated()}{self._error()}"
         if settings.adaptive:
             count = count_noise(settings, z, self.goal)
             value = noise_of_values(z, count)
@@ -151,6 +146,27 @@ class Plan:
                 f"{value:.4g} × clip on each round's sum, {count:g} on the number within the clip"
             )
         return f"{z:g} × clip on each round's sum"
+
+    def _correlated(self) -> str:
+        if self.releases.factor is None:
+            return f"on each node of a tree over {self.settings.restart_every} rounds"
+        bands = self.releases.factor.bands
+        return f"in each round, correlated over {bands} rounds by a banded matrix"
+
+    def _error(self) -> str:
+        rounds = min(self.rounds, self.affordable)
+        if rounds > MOST_ROUNDS:
+            return ""
+        noise = self.noise_multiplier * self._prefix_noise(rounds)
+        mean = math.sqrt(float(np.mean(noise**2)))
+        return f"; on sums of the first rounds {mean:.3g} × clip, at most {noise.max():.3g}"
+
+    def _prefix_noise(self, rounds: int) -> NDArray[np.float64]:
+        made, every = self.releases.factor, self.settings.restart_every
+        if made is not None:
+            return made.prefix_noise(rounds)
+        assert every is not None
+        return prefix_noise_of_trees(rounds, every)
 
     def _randomness(self) -> str:
         if self.settings.noise == "seed":
