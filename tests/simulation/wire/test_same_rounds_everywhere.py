@@ -80,6 +80,10 @@ TOGETHER = {
     },
     ("together", "three models"): {"strategy": {"name": "ifca", "clusters": 3}},
     ("together", "selection by loss"): {"selection": {"name": "power_of_choice", "choices": 2.0}},
+    ("together", "a narrow sum"): {
+        "sum_bits": 16, "precision": 0.01, "max_abs": 2.0, "weighting": "uniform",
+        "train": {**TRAIN, "tensor_share": 0.7},
+    },
     ("together", "drawn by coins"): {
         **PRIVATE,
         "cohort": {"goal": 2, "candidates": 6, "deadline_s": 3600.0},
@@ -320,6 +324,7 @@ def test_a_simulation_and_a_deployment_end_with_the_same_model(part, situation, 
     ]
     assert [examples(r.training) for r in rounds] == [r.examples for r in records]
     assert [(r.privacy or {}).get("epsilon") for r in rounds] == [r.epsilon for r in records]
+    assert [r.underflow for r in rounds] == [r.underflow for r in records]
     assert run.model == digest
     if situation in {SAMPLE, "evaluation only"}:
         same_traffic(part, rounds, records)

@@ -283,7 +283,7 @@ def peak_bytes(work):
         tracemalloc.stop()
 
 
-BLOCKS = 8 * BLOCK * 16  # sixteen float64 blocks, 4 MiB
+BLOCKS = 8 * BLOCK * 16  # sixteen float64 blocks, 8 MiB
 
 
 @pytest.mark.parametrize(

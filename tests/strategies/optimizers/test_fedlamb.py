@@ -15,7 +15,7 @@ from fedloom.strategies import (
     exponent,
     weight_units,
 )
-from fedloom.strategies.exact.partial import BLOCK
+from fedloom.strategies.optimizers.blockwise import BLOCK
 
 
 def partial_of(model, deltas, coverage=None):

@@ -242,9 +242,14 @@ class Partial:
             addends = scaler.addends(values)
             coverage.accumulate(view, index, addends.reshape(block))
             if units:  # a weight of zero is no rounding
-                nonzero = int(np.count_nonzero(values != 0))  # faster than of the floats
-                self.nonzero += nonzero
-                self.vanished += nonzero - int(np.count_nonzero(addends))
+                self._count_zeros(values, addends)
+
+    def _count_zeros(self, values: NDArray[Any], addends: Ints) -> None:
+        kept = int(np.count_nonzero(addends))
+        # Usually all are kept. A count of bool is faster than one of floats.
+        nonzero = kept if kept == values.size else int(np.count_nonzero(values != 0))
+        self.nonzero += nonzero
+        self.vanished += nonzero - kept
 
     def _add_exactly(
         self, words: Words, coverage: Coverage, shape: tuple[int, ...], units: int, read: Read

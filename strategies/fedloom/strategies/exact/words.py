@@ -23,8 +23,8 @@ from fedloom.strategies.exact.fixed_point import Ints
 
 Floats: TypeAlias = NDArray[np.float64]
 
-BLOCK: Final = 32_768
-"""Values folded at a time: 640 KiB of buffers and input, measured best for a 1-2 MiB L2 cache."""
+BLOCK: Final = 65_536
+"""Values folded at a time: 1.6 MB of buffers. From 32,768 to 262,144, speeds are within 10 %."""
 WORD_BITS: Final = 50
 """Bits of a slice; the other 13 of a word hold the sum of 2^13 slices, and one the sign."""
 DENSE: Final = 2
@@ -162,6 +162,7 @@ class Slicer:
         self._words, self._coverage, self._shape, self._most = words, coverage, shape, most
         self._rest, self._part = np.empty(capacity), np.empty(capacity)
         self._ints = np.empty(capacity, np.int64)
+        self._differs = np.empty(capacity, np.bool_)
         self._raw = isinstance(coverage, Full)  # the bits of constants are removed when settled
         self._dense = [coverage.view(words.word(n), shape) for n in range(DENSE)]
 
@@ -189,9 +190,14 @@ class Slicer:
                 np.subtract(part.view(np.int64), bits, out=ints)
                 self._accumulate(number, index, ints.reshape(block))
             np.subtract(part, value, out=part)
-            np.subtract(rest, part, out=rest)
-            if number + 1 >= DENSE and not rest.any():
+            if number + 1 >= DENSE and self._is_all(part, rest):
                 break
+            np.subtract(rest, part, out=rest)
+
+    def _is_all(self, part: Floats, rest: Floats) -> bool:
+        """Return whether nothing is left; cheaper than the difference and a look at it."""
+        differs = self._differs[: part.size]
+        return not np.not_equal(part, rest, out=differs).any()
 
     def _accumulate(self, number: int, index: Any, ints: Ints) -> None:
         if number < DENSE:

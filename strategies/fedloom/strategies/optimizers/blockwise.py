@@ -8,13 +8,16 @@ Invariants:
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.strategies.aggregation import Means
-from fedloom.strategies.exact.partial import BLOCK, DELTA, Floats, Params
+from fedloom.strategies.exact.partial import DELTA, Floats, Params
+
+BLOCK: Final = 32_768
+"""Coordinates changed at a time. Norms are sums of blocks: another size changes models' bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
