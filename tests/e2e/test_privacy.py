@@ -160,10 +160,11 @@ def test_participations_are_limited_over_restarts(tmp_path):
     play(tmp_path, scenario)
 
 
-def test_poisson_rounds_ask_whom_their_coins_draw(tmp_path):
+def test_poisson_rounds_ask_whom_their_coins_draw(tmp_path, caplog):
     """Of two expected clients three attend: rounds of none to three are committed, with noise.
 
-    A restart in the middle changes no draw: the model follows from the key alone.
+    The log warns of the larger steps. A restart in the middle changes no draw: the model follows
+    from the key alone.
     """
 
     async def scenario(federation, agents):
@@ -186,6 +187,7 @@ def test_poisson_rounds_ask_whom_their_coins_draw(tmp_path):
             assert sorted(row.client for row in ledger.accepted(run, number)) == drawn
             sizes.add(len(drawn))
         assert len(sizes) >= 2
+        assert "3 clients attend round 10, 1.5 times privacy.population = 2" in caplog.text
         wanted = expected(federation, run, 10)
         for name, value in result(federation, run).items():
             np.testing.assert_array_equal(value, wanted[name])
