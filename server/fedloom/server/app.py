@@ -242,7 +242,7 @@ class Server:
         self._background(_sweep(server.fleet))
         self._background(last_seen.keep(server.fleet.presence, storage))
         self._background(refusal_log.keep(server.fleet.refusals, storage))
-        self._background(server.fleet.audit_log.keep())
+        self._background(server.fleet.audit_log.keep(config.keep_audit_s))
         self._background(pruning.keep(storage, config.keep_models))
         self._background(lag.keep(server.fleet.meters))
         await self._start_api(listener)

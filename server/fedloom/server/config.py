@@ -53,6 +53,10 @@ class ServerConfig:
         doc="latest committed models kept of each run, beside its initial, current and promoted "
         "ones; 0: all",
     )
+    keep_audit_s: float = setting(
+        6 * 365 * 24 * 3600.0,
+        doc="time for which entries of the audit trail are kept, seconds; 0: for ever",
+    )
     chunk_bytes: chunk_size.Setting = setting(
         CHUNK_BYTES, doc='bytes of a model in one message; "auto" measures which size is fastest'
     )
@@ -97,10 +101,9 @@ class ServerConfig:
         for name in ("client_certificate_s", "max_fast_transfers", "max_model_bytes"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"Expected {name} > 0, got {getattr(self, name)}.")
-        if not self.keep_models >= 0:
-            raise UsageError(f"Expected keep_models >= 0, got {self.keep_models}.")
-        if not self.late_renewal_s >= 0:
-            raise UsageError(f"Expected late_renewal_s >= 0, got {self.late_renewal_s}.")
+        for name in ("keep_models", "late_renewal_s", "keep_audit_s"):
+            if not getattr(self, name) >= 0:
+                raise UsageError(f"Expected {name} >= 0, got {getattr(self, name)}.")
         chunk_size.check(self.chunk_bytes)
         if not self.names:
             raise UsageError("Expected at least one name for the server's certificate, got none.")

@@ -7,6 +7,7 @@ import time
 import pytest
 from click.testing import CliRunner
 
+from fedloom.cli.common import output
 from fedloom.cli.main import main
 from fedloom.server import config
 from fedloom.server.ledger import Ledger
@@ -50,6 +51,22 @@ def test_whole_trail_verifies_without_a_server(state):
     kept = (state / HEAD_FILE).read_text().strip()
     assert kept == f"10:{found['head']['hash']}"
     assert "10 entries, all intact" in _run("audit", "verify", "--dir", str(state)).stdout
+
+
+def test_trail_verifies_from_the_anchor_after_old_entries_were_removed(state):
+    """It prints how many, and since when the others are kept."""
+    ledger = Ledger.in_directory(state)
+    ledger.trail.prune(time.time() + 1.0)
+    ledger.trail.append("ann", "socket", "run.stop", "run-1", {})
+    ledger.close()
+    found = _verify(state)
+    assert (found["intact"], found["entries"], found["pruned"]["entries"]) == (True, 2, 10)
+    text = " ".join(_run("audit", "verify", "--dir", str(state)).stdout.split())
+    assert "2 entries, all intact, since " in text
+    assert f"Entries 1 to 10, until {output.moment(found['pruned']['until'])}, were removed" in text
+    assert f"10:{found['pruned']['hash']}" in text
+    _tamper(state, "DELETE FROM audit WHERE id = 11")
+    assert _verify(state, code=4)["broken"]["id"] == 1
 
 
 @pytest.mark.parametrize(

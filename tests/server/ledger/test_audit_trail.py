@@ -145,3 +145,82 @@ def test_text_of_unknown_peers_is_short_and_printable(tmp_path, ledger):
     assert "\n" not in row["who"]
     assert len(row["who"]) <= 300
     assert first_break([row]) is None
+
+
+# ---- retention ----------------------------------------------------------------------------------
+
+
+def _aged(path, ledger):
+    """A trail whose first four entries are old, after they were removed."""
+    _rewritten(path, [1.0, 2.0, 3.0, 4.0])
+    kept = Head(id=2, hash=_rows(path)[1]["hash"])
+    last = Head(id=4, hash=_rows(path)[3]["hash"])
+    assert ledger.trail.prune(1000.0) == 4
+    return kept, last
+
+
+def _rewritten(path, times):
+    """Give the first entries other times, with correct hashes."""
+    rows, previous = _rows(path), FIRST
+    for row, at in zip(rows, times + [row["at"] for row in rows[len(times) :]], strict=True):
+        row.update(at=at, previous=previous)
+        previous = row["hash"] = entry_hash(row)
+    with sqlite3.connect(path) as database:
+        for row in rows:
+            database.execute(
+                "UPDATE audit SET at = :at, previous = :previous, hash = :hash WHERE id = :id", row
+            )
+    database.close()
+
+
+def test_old_entries_are_removed_and_the_rest_is_intact(path, ledger):
+    """From the anchor on, which is an entry itself; kept heads of removed entries do no harm."""
+    kept, last = _aged(path, ledger)
+    rows = _rows(path)
+    assert [row["id"] for row in rows] == [5, 6, 7]
+    detail = json.loads(rows[-1]["detail"])
+    assert detail == {"entries": 4, "hash": last.hash, "until": 4.0}
+    assert first_break(rows, [kept, last, ledger.trail.head()]) is None
+    assert ledger.trail.prune(1000.0) == 0
+    ledger.trail.append("ann", "socket", "run.stop", "run-1", {})
+    assert first_break(_rows(path)) is None
+
+
+def test_second_removal_anchors_anew(path, ledger):
+    """The first anchor may go with the entries before it."""
+    _aged(path, ledger)
+    assert ledger.trail.prune(4e9) == 3
+    rows = _rows(path)
+    assert [row["id"] for row in rows] == [8]
+    assert first_break(rows) is None
+
+
+@pytest.mark.parametrize(
+    ("statement", "broken"),
+    [
+        ("DELETE FROM audit WHERE id = 5", 1),
+        ("DELETE FROM audit WHERE id = 7", 1),
+        ("UPDATE audit SET who = 'eve' WHERE id = 5", 5),
+        ("UPDATE audit SET previous = hash WHERE id = 5", 5),
+        ("UPDATE audit SET detail = '{}' WHERE id = 7", 7),
+    ],
+)
+def test_tampering_after_a_removal_is_found(path, ledger, statement, broken):
+    """Of the kept entries, of their beginning, and of the anchor."""
+    _aged(path, ledger)
+    _tamper(path, statement)
+    assert first_break(_rows(path)).id == broken
+
+
+def test_wrong_head_of_the_last_removed_entry_is_found(path, ledger):
+    """The anchor is compared with a kept head."""
+    _aged(path, ledger)
+    assert first_break(_rows(path), [Head(id=4, hash="0" * 64)]).id == 4
+
+
+def test_entry_behind_a_younger_one_is_kept(path, ledger):
+    """A clock that was set back removes nothing too early."""
+    _rewritten(path, [1.0, 2.0, 5000.0, 3.0])
+    assert ledger.trail.prune(1000.0) == 2
+    assert [row["id"] for row in _rows(path)] == [3, 4, 5, 6, 7]
+    assert first_break(_rows(path)) is None

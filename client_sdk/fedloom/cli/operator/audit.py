@@ -100,13 +100,22 @@ def verify(anchors: tuple[str, ...], directory: Path) -> None:
     broken = found.broken
     document = {"intact": broken is None, **asdict(found)}
     if broken is not None and not output.wants_json():
-        before = f" Entries 1 to {broken.id - 1} are intact." * (broken.id > 1)
+        first = found.pruned.entries + 1 if found.pruned else 1
+        before = f" Entries {first} to {broken.id - 1} are intact." * (broken.id > first)
         raise IntegrityError(
             f"The audit trail breaks at entry {broken.id}: {broken.problem}.{before}"
         )
+    since = "" if found.since is None else f", since {output.moment(found.since)}"
+    removed = ""
+    if found.pruned is not None:
+        removed = (
+            f"Entries 1 to {found.pruned.entries}, until {output.moment(found.pruned.until)}, were "
+            f"removed after their retention. The others link to the last one: "
+            f"{found.pruned.entries}:{found.pruned.hash}\n"
+        )
     output.emit_text(
         document,
-        f"{found.entries} entries, all intact.\n"
+        f"{found.entries} entries, all intact{since}.\n{removed}"
         f"Head: {found.head.id}:{found.head.hash}\n"
         f"Stored heads that match: {len(found.anchors)}.",
     )

@@ -154,7 +154,9 @@ class Agent:
         try:
             await self._renewal.renew_if_expired(rejected=self._rejected)
             self._rejected = False
-        except UnavailableError as error:
+        except (UnavailableError, Refusal) as error:
+            if isinstance(error, Refusal) and error.code.reaction is not Reaction.RESEND:
+                raise
             # The clock of this device may be wrong, so connecting is tried all the same.
             log.log(self._level(), "the expired certificate was not renewed: %s", error)
 

@@ -55,7 +55,8 @@ class Renewal:
         """Renew at once if the signing key is unknown: an enrolment older than signed offers."""
         trust = self.connection.trust
         if trust is not None and not trust.knows_key:
-            await self._renew(channel)
+            # With the present key, which the server certifies at any time.
+            await self._renew(channel, self.store.identity()[0])
 
     async def _renew_in_time(self, channel: grpc.aio.Channel) -> None:
         """Renew at two thirds of the certificate's life; return when it is time to reconnect."""
@@ -72,14 +73,17 @@ class Renewal:
         while (work := self.busy()) and (end - here.now()).total_seconds() > left_s / 4:
             await asyncio.wait(list(work), timeout=1.0)
 
-    async def _renew(self, channel: grpc.aio.Channel) -> None:
+    async def _renew(self, channel: grpc.aio.Channel, key_pem: bytes = b"") -> None:
         method: Any = channel.unary_unary(
             methods.RENEW,
             request_serializer=enrolment_pb2.RenewRequest.SerializeToString,
             response_deserializer=enrolment_pb2.IssuedCertificate.FromString,
         )
         await self._ask(
-            method, lambda csr: enrolment_pb2.RenewRequest(csr_pem=csr), self.connection.server
+            method,
+            lambda csr: enrolment_pb2.RenewRequest(csr_pem=csr),
+            self.connection.server,
+            key_pem,
         )
         log.info("certificate renewed")
 
@@ -129,12 +133,14 @@ class Renewal:
 
             await self._ask(method, request, self.enrolment)
 
-    async def _ask(self, method: Any, request: Callable[[bytes], Message], server: str) -> None:
+    async def _ask(
+        self, method: Any, request: Callable[[bytes], Message], server: str, key_pem: bytes = b""
+    ) -> None:
         try:
             self.store.make_room()  # before the server issues a certificate
+            key = identity.key_from_pem(key_pem or self.store.renewal_key())
         except OSError as error:
             raise _no_room(error) from error
-        key = identity.generate_key()
         try:
             issued = await method(request(identity.build_csr(key)), timeout=CONNECT_S)
         except grpc.aio.AioRpcError as error:

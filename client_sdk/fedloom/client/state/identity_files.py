@@ -26,6 +26,8 @@ from fedloom.protocol.trust.signing import KEY_BYTES as SIGNING_BYTES
 ENROL = "enrol again with a new token: move client.toml away, then `fedloom client enroll`"
 
 IDENTITY, ROOT, SIGNING, NOISE = "identity.pem", "root.pem", "signing.pub", "noise.key"
+RENEWAL = "renewal.key"
+"""The key of a renewal that has begun; it is the same until a certificate over it is stored."""
 _LABEL = re.compile(rb"-----(BEGIN|END) ([A-Z0-9 ]{1,40})-----")
 
 

@@ -21,13 +21,14 @@ from fedloom.client.state.model_check import UnfitError, check_model
 from fedloom.client.state.partial_download import PartialDownload
 from fedloom.client.training.checkpoints import name_of
 from fedloom.protocol.crash_points import crossing
-from fedloom.protocol.errors import IntegrityError
+from fedloom.protocol.errors import IntegrityError, UsageError
 from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.tensors.container import READ_UP_TO_BYTES, write_file, write_params
 from fedloom.protocol.tensors.file_arrays import FileArray, Scratch, stored_params
 from fedloom.protocol.tensors.model_differences import apply
+from fedloom.protocol.trust.identity import generate_key, key_from_pem, key_to_pem
 from fedloom.protocol.trust.noise_stream import new_key
-from fedloom.protocol.trust.private_files import private_directory, write_private
+from fedloom.protocol.trust.private_files import private_directory, read_private, write_private
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.exact.lazy_arrays import Values
 
@@ -89,6 +90,23 @@ class ClientStore:
             self.trust(signing_key)
         crossing("client.identity.root")
         write_private(self.identity_path, key_pem + chain_pem)
+        (self.directory / identity_files.RENEWAL).unlink(missing_ok=True)
+
+    def renewal_key(self) -> bytes:
+        """The private key to renew with, PKCS#8 in PEM; the same until an identity is stored.
+
+        The server certifies one new key in a tenth of a certificate's life: if its answer is lost,
+        or this process is killed, only the same key gets the certificate at once.
+
+        Raises:
+            OSError: the disk has no room for a key.
+        """
+        path = self.directory / identity_files.RENEWAL
+        with suppress(FileNotFoundError, UsageError, IntegrityError):
+            return key_to_pem(key_from_pem(read_private(path)))
+        pem = key_to_pem(generate_key())
+        write_private(path, pem)
+        return pem
 
     def trust(self, signing_key: bytes) -> None:
         """Store the server's signing key."""

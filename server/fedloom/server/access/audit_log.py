@@ -23,6 +23,11 @@ log = logging.getLogger(__name__)
 LIMIT_PER_HOUR = 600
 """Most entries per hour of one action, such as a failed login, by unauthenticated peers."""
 
+DAY_S = 24 * 3600.0
+
+PRUNE_EVERY_S = 3600.0
+"""Interval at which old entries are removed."""
+
 LIMIT_PER_BATCH = 10
 """Most of these in one transaction; the last one holds the number of the others as `more`."""
 
@@ -118,8 +123,25 @@ class AuditLog:
         except (SQLAlchemyError, UnavailableError) as error:  # such as a full disk
             log.warning("the audit trail lacks failed attempts: %s", type(error).__name__)
 
-    async def keep(self) -> None:
-        """Write what is noted every `PACE_S` seconds until cancelled."""
+    async def prune(self, keep_s: float) -> None:
+        """Remove entries older than `keep_s` seconds; 0 keeps all."""
+        if not keep_s:
+            return
+        try:
+            done = await self._in_ledger(self._ledger.trail.prune, time.time() - keep_s)
+        except (SQLAlchemyError, UnavailableError) as error:
+            log.warning("old entries of the audit trail were not removed: %s", type(error).__name__)
+            return
+        if done:
+            log.info("removed %d entries of the audit trail after %.0f days", done, keep_s / DAY_S)
+            self._live.changed("audit")
+
+    async def keep(self, keep_s: float) -> None:
+        """Write what is noted every `PACE_S` seconds, and prune hourly, until cancelled."""
+        prune_at = time.monotonic()
         while True:
             await asyncio.sleep(PACE_S)
             await self.store()
+            if time.monotonic() >= prune_at:
+                prune_at = time.monotonic() + PRUNE_EVERY_S
+                await self.prune(keep_s)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
 from fedloom.server import config
 from fedloom.server.ledger.access_tables import audit
-from fedloom.server.ledger.audit_trail import HEAD_FILE, Break, Head, first_break
+from fedloom.server.ledger.audit_trail import HEAD_FILE, Break, Head, Pruned, first_break, pruned_in
 
 _HEAD = re.compile(r"(\d{1,18})[:\s]([0-9a-f]{64})")
 
@@ -25,12 +25,16 @@ class Verdict:
         head: the last entry.
         anchors: kept heads that the trail was compared with.
         broken: the first changed entry; None if all are intact.
+        pruned: the entries that were removed after their retention; None without any.
+        since: time of the first kept entry, Unix seconds; None in an empty trail.
     """
 
     entries: int
     head: Head
     anchors: tuple[Head, ...]
     broken: Break | None
+    pruned: Pruned | None = None
+    since: float | None = None
 
 
 def read_head(text: str) -> Head:
@@ -71,7 +75,14 @@ def verify(state_dir: Path, anchors: Sequence[str] = ()) -> Verdict:
         raise UnavailableError(f"The ledger of {state_dir} cannot be read: {error.orig}.") from None
     except sa.exc.DatabaseError as error:
         raise IntegrityError(f"The ledger of {state_dir} is damaged: {error.orig}.") from None
-    return Verdict(entries=counted.entries, head=counted.head, anchors=tuple(kept), broken=broken)
+    return Verdict(
+        entries=counted.entries,
+        head=counted.head,
+        anchors=tuple(kept),
+        broken=broken,
+        pruned=counted.pruned,
+        since=counted.since,
+    )
 
 
 def _beside(path: Path) -> Head:
@@ -89,11 +100,18 @@ class _Counted:
 
     def __init__(self, rows: Iterator[Mapping[str, Any]]) -> None:
         self._rows = rows
-        self.entries = 0
+        self.entries = self._removed = 0
         self.head = Head()
+        self.since: float | None = None
+        self.pruned: Pruned | None = None
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         for row in self._rows:
+            if self.since is None:
+                self.since, self._removed = row["at"], row["id"] - 1
+            pruned = pruned_in(row)
+            if pruned is not None and pruned.entries == self._removed:
+                self.pruned = pruned
             self.entries += 1
             self.head = Head(id=row["id"], hash=row["hash"])
             yield row

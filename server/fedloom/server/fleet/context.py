@@ -26,6 +26,7 @@ class FleetContext(StorageContext):
         presence: connects and disconnects that are not stored yet.
         refusals: refused calls, counted, and those that are not stored yet.
         pace: of calls and refusals of each client and address.
+        renewing: clients whose certificates are being renewed.
         records: progress of the members of open rounds.
         signing: signs what clients receive; None on plaintext loopback.
         audit_log: of enrolments, renewals and departures.
@@ -38,6 +39,7 @@ class FleetContext(StorageContext):
     presence: Presence = field(default_factory=Presence)
     refusals: RefusalLog
     pace: PeerPace = field(default_factory=PeerPace)
+    renewing: set[str] = field(default_factory=set)
     records: Records
     live: Hub
     meters: Meters

@@ -148,7 +148,6 @@ class EnrolmentService:
                 Code.NO_CERTIFICATE, "Expected a signature by the key of that certificate."
             )
         caller.name = peer.client
-        await server.in_ledger(server.ledger.check_certificate, peer.serial, peer.client)
         late_s = time.time() - peer.not_after.timestamp()
         if late_s > server.config.late_renewal_s:
             raise Refusal(
@@ -157,6 +156,7 @@ class EnrolmentService:
                 f"{late_s / 3600:.0f} hours ago. Late renewal is possible for "
                 f"{server.config.late_renewal_s / 3600:.0f} hours: enrol again with a new token.",
             )
+        await server.in_ledger(server.ledger.check_certificate, peer.serial, peer.client)
         reply = await renew(
             server, self._authority, request.csr_pem, peer.client, "enrolment",
             before=peer.serial, late_s=round(late_s),

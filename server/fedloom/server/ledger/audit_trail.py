@@ -8,7 +8,12 @@ logs each head and writes the newest beside the ledger.
 Sources: S. Haber and W. S. Stornetta, "How to time-stamp a digital document", 1991; RFC 8785
 for canonical JSON (names sorted, no white space; numbers in Python's shortest form).
 
-Invariants: ids are 1, 2, 3, ... without a gap; an entry is never changed or removed by the server.
+Old entries are removed from the beginning only, after a retention time. The entry that records it,
+`audit.prune`, holds the id and the hash of the last removed entry: the anchor, to which the first
+kept entry links. So a trail that was shortened in another way breaks.
+
+Invariants: ids are consecutive, without a gap; an entry is never changed by the server, and removed
+only together with all before it, in the transaction that writes their anchor.
 """
 
 import hashlib
@@ -16,7 +21,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,12 @@ TRIES = 20
 
 HEAD_FILE = "audit.head"
 """File beside the ledger with the newest entry that this server wrote, as `ID:HASH`."""
+
+PRUNE = "audit.prune"
+"""Action of the entry that anchors the trail after old entries were removed."""
+
+PRUNED_AT_ONCE = 10_000
+"""Most entries removed in one transaction: 50 ms, which rounds may have to wait."""
 
 MAX_TEXT = 300
 """Most characters of a name or a subject, which unauthenticated peers may choose."""
@@ -93,6 +104,21 @@ class Break:
     problem: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """The removed beginning of a trail.
+
+    Attributes:
+        entries: number of removed entries, which is the id of the last one.
+        hash: of the last one: the anchor.
+        until: time of the last one, Unix seconds.
+    """
+
+    entries: int
+    hash: str
+    until: float
+
+
 def entry_hash(row: Mapping[str, Any]) -> str:
     """The hash of an entry.
 
@@ -111,17 +137,39 @@ def first_break(rows: Iterable[Mapping[str, Any]], anchors: Iterable[Head] = ())
     """
     wanted = {anchor.id: anchor.hash for anchor in anchors if anchor.id}
     number, previous = 0, FIRST
+    needed: Head | None = None
     for row in rows:
+        if not number and row["id"] != 1:  # pruned, if a later entry holds this anchor
+            needed = Head(id=row["id"] - 1, hash=str(row["previous"]))
+            number, previous = needed.id, needed.hash
+            wanted = {each: kept for each, kept in wanted.items() if each >= number}
+            if wanted.pop(number, previous) != previous:
+                return Break(id=number, problem="the trail was rewritten before its kept entries")
         number += 1
         problem = _problem(row, number, previous)
         if problem is None and wanted.get(number, row["hash"]) != row["hash"]:
             problem = "it differs from the kept head: the trail was rewritten"
         if problem is not None:
             return Break(id=number, problem=problem)
+        pruned = pruned_in(row)
+        if pruned is not None and needed == Head(id=pruned.entries, hash=pruned.hash):
+            needed = None
         previous = row["hash"]
+    if needed is not None:
+        return Break(id=1, problem=f"it is missing: entry {needed.id + 1} comes next")
     if cut := min((n for n in wanted if n > number), default=0):
         return Break(id=number + 1, problem=f"the trail ends before entry {cut} of the kept head")
     return None
+
+
+def pruned_in(row: Mapping[str, Any]) -> Pruned | None:
+    """The removed beginning that an entry records; None for other entries."""
+    if row["action"] != PRUNE:
+        return None
+    try:
+        return Pruned(**json.loads(row["detail"]))
+    except (ValueError, TypeError):
+        return None
 
 
 def _problem(row: Mapping[str, Any], number: int, previous: str) -> str | None:
@@ -206,6 +254,29 @@ class Trail:
             self._keep(self._last)
             return heads
         raise UnavailableError("The audit trail is busy: other servers write to it. Retry.")
+
+    def prune(self, before: float) -> int:
+        """Remove the oldest entries from before a time, `PRUNED_AT_ONCE` at most; returns how many.
+
+        The anchor is written in the same transaction. Entries after the first that is not older
+        are kept, whatever their times: a clock may have been set back.
+        """
+        with self._engine.begin() as connection:
+            first = connection.execute(sa.select(sa.func.min(audit.c.id))).scalar() or 1
+            younger = sa.select(sa.func.min(audit.c.id)).where(audit.c.at >= before)
+            last = (connection.execute(younger).scalar() or _head(connection).id + 1) - 1
+            last = min(last, first + PRUNED_AT_ONCE - 1)
+            row = connection.execute(sa.select(audit).where(audit.c.id == last)).first()
+            if row is None:
+                return 0
+            self._look_back(connection)
+            pruned = Pruned(entries=last, hash=row.hash, until=row.at)
+            entry = new_entry("fedloom", "server", PRUNE, "", asdict(pruned))
+            head = _append(connection, entry)
+            connection.execute(audit.delete().where(audit.c.id <= last))
+        self._last = head
+        self._keep(head)
+        return int(last - first + 1)
 
     def head(self) -> Head:
         """The newest entry."""

@@ -1,11 +1,12 @@
 """Clients, their certificates, and the one-time tokens for enrolment."""
 
 import time
+from dataclasses import fields
 
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.server.ledger.rows import ClientRow, HashedTokenRow, TokenRow
+from fedloom.server.ledger.rows import ClientRow, HashedTokenRow, RenewalRow, TokenRow
 from fedloom.server.ledger.store import Store, is_there
 from fedloom.server.ledger.tables import certificates, clients, tokens
 
@@ -82,10 +83,35 @@ class Identities(Store):
                 connection.execute(clients.update().where(clients.c.name == client).values(values))
             else:
                 connection.execute(clients.insert().values(name=client, **values))
-            _add_certificate(connection, serial, client, now, not_after)
+            row = {"serial": serial, "client": client, "issued_at": now, "not_after": not_after}
+            connection.execute(certificates.insert().values(row))
 
-    def add_certificate(self, serial: str, client: str, not_after: float) -> None:
+    def renewal(self, client: str) -> RenewalRow | None:
+        """A client's latest renewed certificate; None if it has none."""
+        columns = [certificates.c[each.name] for each in fields(RenewalRow)]
+        latest = sa.select(*columns).order_by(certificates.c.issued_at.desc()).limit(1)
+        its = latest.where(certificates.c.client == client, certificates.c.chain.is_not(None))
+        return self._row(its, RenewalRow)
+
+    def add_certificate(
+        self,
+        serial: str,
+        client: str,
+        not_after: float,
+        *,
+        key: str = "",
+        chain: str = "",
+        ended_before: float = 0.0,
+    ) -> None:
         """Store a renewed certificate.
+
+        Args:
+            serial: of the certificate.
+            client: its name.
+            not_after: end of its validity, Unix seconds.
+            key: SHA-256 of its public key.
+            chain: in PEM.
+            ended_before: certificates of the client that expired before this time are deleted.
 
         Raises:
             Refusal: REVOKED when the client was revoked while it was being issued.
@@ -96,7 +122,13 @@ class Identities(Store):
             ).scalar()
             if status in GONE:
                 raise _gone(client, status)
-            _add_certificate(connection, serial, client, time.time(), not_after)
+            its = certificates.c.client == client
+            ended = certificates.c.not_after < ended_before
+            connection.execute(certificates.delete().where(its, ended))
+            connection.execute(certificates.update().where(its).values(chain=None))
+            row = {"serial": serial, "client": client, "key": key, "chain": chain}
+            issued = certificates.insert().values(**row, issued_at=time.time(), not_after=not_after)
+            connection.execute(issued)
 
     def check_certificate(self, serial: str, client: str) -> None:
         """Check that a certificate was issued here, for a client that is not revoked.
@@ -174,13 +206,3 @@ class Identities(Store):
 def _gone(client: str, status: str | None) -> Refusal:
     what = "has left" if status == "left" else "was revoked"
     return Refusal(Code.REVOKED, f"The client {client!r} {what}: ask the operator for a token.")
-
-
-def _add_certificate(
-    connection: sa.Connection, serial: str, client: str, now: float, not_after: float
-) -> None:
-    connection.execute(
-        certificates.insert().values(
-            serial=serial, client=client, issued_at=now, not_after=not_after
-        )
-    )

@@ -220,6 +220,21 @@ class RunCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RenewalRow:
+    """A client's latest renewed certificate.
+
+    Attributes:
+        key: SHA-256 of its public key's DER, hex.
+        chain: it and its authority, in PEM.
+    """
+
+    issued_at: float
+    not_after: float
+    key: str
+    chain: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalRow:
     """Calls of a client that the server refused: `times` equal ones, the latest described."""
 

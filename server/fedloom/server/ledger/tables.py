@@ -42,6 +42,9 @@ certificates = sa.Table(
     sa.Column("issued_at", sa.Float, nullable=False),
     sa.Column("not_after", sa.Float, nullable=False),
     sa.Column("revoked_at", sa.Float),
+    # Of renewed certificates: SHA-256 of the public key, and of the latest also the chain in PEM.
+    sa.Column("key", sa.String),
+    sa.Column("chain", sa.Text),
 )
 tokens = sa.Table(
     "tokens",

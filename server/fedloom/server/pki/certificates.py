@@ -11,6 +11,7 @@ Invariants: every key is P-256; of a request, only the public key enters a certi
 outlives the authority that signed it.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from ipaddress import ip_address
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedloom.protocol.errors import Code, Refusal, UsageError
@@ -142,6 +144,16 @@ def read_csr(csr_pem: bytes) -> ec.EllipticCurvePublicKey:
             "device's key",
         )
     return key
+
+
+def key_of(csr_pem: bytes) -> str:
+    """Return the SHA-256, in hex, of a certificate request's public key as DER.
+
+    Raises:
+        Refusal: as `read_csr`.
+    """
+    info = PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(read_csr(csr_pem).public_bytes(Encoding.DER, info)).hexdigest()
 
 
 def normal_names(names: Iterable[str]) -> tuple[str, ...]:
