@@ -10,10 +10,11 @@ from click.testing import CliRunner
 
 from fedloom.cli.main import main
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.studies import heterogeneity, runner, study, table
+from fedloom.simulation.studies import heterogeneity, robustness, runner, study, table
 from fedloom.simulation.studies.command import STUDIES
 
-DOCS = Path(__file__).parents[3] / "docs" / "strategies"
+README = Path(__file__).parents[3] / "README.md"
+DOCS = README.parent / "docs" / "strategies"
 SETTINGS = {
     "rounds": 2,
     "data": {"source": "digits", "clients": 4},
@@ -152,6 +153,28 @@ def test_pages_show_the_committed_tables(name, page):
     for line in (study.COMMITTED / name / "README.md").read_text("utf-8").splitlines():
         if line.startswith("| "):
             assert line in text
+
+
+def test_the_readme_has_the_committed_figures():
+    """Plain averaging and the weakest robust rule under attack, and the bytes of two codecs."""
+    text = README.read_text("utf-8")
+    results = study.StudyResults.read(study.COMMITTED / "robustness")
+
+    def accuracy(row, column):
+        return results.entry(row, column, "accuracy").mean
+
+    attacks = [name for name, attack in robustness.ATTACKS.items() if attack.breaks]
+    least = min(accuracy(rule, a) for rule in robustness.RULES if rule != "mean" for a in attacks)
+    assert (
+        f"falls from {accuracy('mean', 'none'):.1%} to {accuracy('mean', 'sign_flip'):.0%}; every "
+        f"robust rule stays at {least:.1%} or above"
+    ).replace("%", " %") in text
+    results = study.StudyResults.read(study.COMMITTED / "compression")
+    whole, int8, top = (
+        results.entry(row, "digits", "up").mean for row in ("none", "int8", "top-1%")
+    )
+    assert f"int8 sends {int8 / whole:.1%} of".replace("%", " %") in text
+    assert f"error feedback {top / whole:.1%}".replace("%", " %") in text
 
 
 def test_an_installed_package_has_no_committed_results(monkeypatch, tmp_path):
