@@ -92,9 +92,14 @@ def test_the_share_of_values_that_became_zero_is_measured_through_a_restart(tmp_
         assert "rounded to zero: 16.00% of the values other than zero" in shown.output
         status = json.loads((await cli(federation, "run", "status", run, "--json")).output)
         assert [row["underflow"] for row in status["rounds"]] == [4 / 25] * 2
-        assert "16.00%" in (await cli(federation, "run", "status", run)).output
+        assert status["sums"]["largest_error"] > 2.0**-8
+        shown = await cli(federation, "run", "status", run)
+        assert "16.00%" in shown.output
+        assert "largest error: 0.003906 of a mean" in shown.output
         page = await asyncio.to_thread(page_of, federation, f"/runs/{run}/rounds/1")
         assert "16.00 % of the values other than zero" in page
+        page = await asyncio.to_thread(page_of, federation, f"/runs/{run}")
+        assert "largest error: 0.003906 of a mean" in page
 
     played(tmp_path, scenario)
 

@@ -8,7 +8,6 @@ from rich.text import Text
 
 from fedloom.cli.common import output
 from fedloom.cli.operator.client_view import failures, took
-from fedloom.strategies.exact.grid import MANY_VANISHED
 
 
 def listing(rounds: list[dict[str, Any]], more: int | None) -> RenderableType:
@@ -59,9 +58,8 @@ def detail(found: dict[str, Any]) -> RenderableType:
         if (measured := output.metrics(found[what], spread=True))
     ]
     if found["underflow"] is not None:
-        many = found["underflow"] >= MANY_VANISHED
         told = f"rounded to zero: {found['underflow']:.2%} of the values other than zero"
-        parts.append(Text(told, style="yellow" if many else "dim"))
+        parts.append(Text(told, style="dim"))
     if found["members"]:
         parts += [Text(), _members(found["members"])]
     return Group(*parts)

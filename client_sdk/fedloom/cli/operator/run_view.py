@@ -70,6 +70,8 @@ def render(found: dict[str, Any], rows: int | None) -> RenderableType:
     parts: list[RenderableType] = [_headline(found), _facts(found)]
     if found["privacy"] is not None:
         parts.append(_privacy(found))
+    if found.get("sums") is not None:
+        parts.append(_sums(found["sums"]))
     live = found["live"]
     if live is not None:
         parts.append(_open_round(live, found))
@@ -119,6 +121,14 @@ def _privacy(found: dict[str, Any]) -> RenderableType:
     spent += f"{claim['rounds']} rounds (delta {claim['delta']:g}, {claim['mechanism']})"
     detail = f"one client's whole contribution, against {claim['against']}; {claim['sampling']}"
     return Text(f"{spent}\n  {detail}", style="dim")
+
+
+def _sums(grid: dict[str, Any]) -> RenderableType:
+    """The steps and the largest error of narrow sums."""
+    from fedloom.strategies.exact.grid import grid_lines  # noqa: PLC0415 - it imports numpy
+
+    first, error, _ = grid_lines(grid)
+    return Text(f"sums: {first}\n  {error}", style="dim")
 
 
 def _open_round(live: dict[str, Any], found: dict[str, Any]) -> RenderableType:

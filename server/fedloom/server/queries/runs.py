@@ -1,6 +1,11 @@
 """Reads runs: all, one with its latest rounds, and the refusals of one."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger.rows import RunRow, values
+from fedloom.server.planning.spec import parse
 from fedloom.server.queries import views
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.rounds import rounds_of, run_row
@@ -32,13 +37,27 @@ async def run_detail(context: ConsoleContext, run: str) -> views.RunDetail:
             context.ledger.num_rounds, row.id, before=rounds[0].number
         )
     driver = context.runs.get(row.id)
+    facts = sums(row.spec)
     return views.RunDetail(
         **run_summary(row).model_dump(),
         spec=row.spec,
+        sums=facts,
         rounds=rounds,
         rounds_earlier=earlier,
         live=None if driver is None else views.LiveView.model_validate(driver.status()),
     )
+
+
+def sums(spec: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The grid of a run's narrow sums; None for exact sums, and with [privacy]."""
+    if spec.get("sum_bits") is None or spec.get("privacy"):
+        return None
+    try:
+        checked = parse(spec)
+    except UsageError:  # a run of an earlier version, with settings that are refused now
+        return None
+    grid = checked.grid()
+    return None if grid is None else grid.facts(checked.precision)
 
 
 async def refusals(context: ConsoleContext, run: str, limit: int) -> views.RefusalList:

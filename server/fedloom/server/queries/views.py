@@ -291,6 +291,9 @@ class RunDetail(RunView):
     """A run with its specification, latest rounds and live status."""
 
     spec: dict[str, Any]
+    sums: Annotated[
+        dict[str, Any] | None, Field(description="the grid of its sums, as in a description")
+    ] = None
     rounds: Annotated[list[RoundView], Field(description="the latest, oldest first")]
     rounds_earlier: Annotated[
         int, Field(description="number of earlier rounds, in GET /v1/runs/RUN/rounds")

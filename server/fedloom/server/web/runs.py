@@ -1,5 +1,6 @@
 """Pages of runs: all, and one."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,9 +14,11 @@ from fedloom.server.insight.pace import rounds_an_hour, time_left_s
 from fedloom.server.ledger import require_run
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.rounds import rounds_of
+from fedloom.server.queries.runs import sums
 from fedloom.server.rounds.manager import ACTIVE
 from fedloom.server.web.render import page
 from fedloom.server.web.settings import as_toml, chosen
+from fedloom.strategies.exact.grid import grid_lines
 
 router = APIRouter(include_in_schema=False, route_class=LivePart)
 
@@ -71,9 +74,15 @@ async def _seen(context: ConsoleContext, run: str) -> dict[str, Any]:
         "latest": latest,
         "refusals": refusals,
         "cost": cost,
-        "chosen": chosen(row.spec),
+        "chosen": chosen(row.spec) + [("Sums", line) for line in _sums(row.spec)],
         "toml": as_toml(row.spec),
     }
+
+
+def _sums(spec: Mapping[str, Any]) -> list[str]:
+    """Steps and largest error of narrow sums."""
+    facts = sums(spec)
+    return [] if facts is None else ["; ".join(grid_lines(facts)[:2])]
 
 
 async def tail(context: ConsoleContext, run: str) -> Curves:

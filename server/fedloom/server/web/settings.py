@@ -31,17 +31,8 @@ def chosen(spec: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Compression", ", ".join(f"{k} {_named(v)}" for k, v in spec["compression"].items() if v)),
         ("Personal", _named(spec["personal"])),
         ("Privacy", _named(spec["privacy"])),
-        ("Sums", _sums(spec)),
     ]
     return [(name, value) for name, value in found if value and value != "plain"]
-
-
-def _sums(spec: Mapping[str, Any]) -> str:
-    """Bits and precision of narrow sums; empty for exact ones."""
-    bits, precision = spec.get("sum_bits"), spec.get("precision")
-    if bits is None or spec["privacy"]:
-        return ""
-    return f"{bits} bits" if precision is None else f"{bits} bits, precision {precision:g}"
 
 
 def _named(values: Any) -> str:
