@@ -19,7 +19,7 @@ from fedloom.client.config import load
 from fedloom.client.network.connection import CHANNEL_OPTIONS
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.transport import methods
-from fedloom.protocol.trust.identity import leaf_pem
+from fedloom.protocol.trust.identity import chain_pem
 from fedloom.protocol.trust.signing import NONCE_BYTES
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
@@ -48,7 +48,7 @@ async def _attend(path, gate):
     config = load(path)
     async with gate:
         pem, root = ClientStore(config.state_dir).identity()
-        credentials = grpc.ssl_channel_credentials(root, pem, leaf_pem(pem))
+        credentials = grpc.ssl_channel_credentials(root, pem, chain_pem(pem))
         channel = grpc.aio.secure_channel(config.server, credentials, CHANNEL_OPTIONS)
         stream = channel.stream_stream(
             methods.ATTEND,

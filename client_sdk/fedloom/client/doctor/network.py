@@ -25,7 +25,7 @@ from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
 from fedloom.protocol.transport import methods
 from fedloom.protocol.transport.proxies import proxy_for
 from fedloom.protocol.trust.bootstrap import presented_chain, verified_root
-from fedloom.protocol.trust.identity import leaf_pem
+from fedloom.protocol.trust.identity import chain_pem
 
 CONNECT_S = 5.0
 ANSWER_S = 10.0
@@ -236,7 +236,7 @@ def _channel(config: ClientConfig, found: StoredIdentity | None) -> grpc.Channel
     if found is None:
         return grpc.insecure_channel(config.server, CHANNEL_OPTIONS)
     pem = found.pem
-    credentials = grpc.ssl_channel_credentials(found.root_pem, pem, leaf_pem(pem))
+    credentials = grpc.ssl_channel_credentials(found.root_pem, pem, chain_pem(pem))
     return grpc.secure_channel(config.server, credentials, CHANNEL_OPTIONS)
 
 

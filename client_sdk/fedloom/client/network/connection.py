@@ -125,8 +125,7 @@ class Connection:
         self.name = peer.client
         if self.trust is None:
             self.trust = Trust(self._store, peer)
-        # The leaf alone: the server knows the authorities that it could lead to.
-        credentials = grpc.ssl_channel_credentials(root, pem, identity.leaf_pem(pem))
+        credentials = grpc.ssl_channel_credentials(root, pem, identity.chain_pem(pem))
         return grpc.aio.secure_channel(config.server, credentials, CHANNEL_OPTIONS)
 
     async def greet(self, stream: Any) -> None:

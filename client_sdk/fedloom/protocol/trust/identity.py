@@ -196,6 +196,12 @@ def leaf_pem(pem: bytes) -> bytes:
     return x509.load_pem_x509_certificate(pem).public_bytes(Encoding.PEM)
 
 
+def chain_pem(pem: bytes) -> bytes:
+    """Every certificate of a key and chain in one PEM, leaf first."""
+    chain = x509.load_pem_x509_certificates(pem)
+    return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in chain)
+
+
 def validity(pem: bytes) -> tuple[datetime, datetime]:
     """Read (not_before, not_after), both UTC, of the first certificate in a PEM file.
 
