@@ -34,6 +34,7 @@ from fedloom.client.state.store import ClientStore
 from fedloom.protocol.transport import methods
 from fedloom.protocol.trust import tokens
 from fedloom.protocol.trust.identity import build_csr, generate_key
+from fedloom.protocol.trust.signing import NONCE_BYTES
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 
@@ -96,7 +97,9 @@ class Member:
         )()
 
     async def begin(self):
-        hello = fleet_pb2.Hello(protocol_versions=PROTOCOL_VERSIONS, client=self.name)
+        hello = fleet_pb2.Hello(
+            protocol_versions=PROTOCOL_VERSIONS, client=self.name, nonce=bytes(NONCE_BYTES)
+        )
         await self._stream.write(fleet_pb2.ClientMessage(hello=hello))
         await self._stream.read()
         return self

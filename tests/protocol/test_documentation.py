@@ -11,7 +11,7 @@ from fedloom.protocol.transport import methods as wire
 from fedloom.protocol.transport.status import grpc_status
 from fedloom.protocol.updates import header
 from fedloom.protocol.version import PROTOCOL_VERSIONS, SERVER_VERSIONS
-from fedloom.server.fleet import calls
+from fedloom.server.fleet import calls, sessions, transfer_slots
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -65,6 +65,13 @@ def test_the_page_states_the_limits_of_the_code():
     assert header.MAX_METRIC == 1e100
     assert header.MAX_EXAMPLES == 1 << 42
     assert calls.READ_TIMEOUT_S == 60
+    assert limits["calls of a client at once"].startswith(f"{sessions.MAX_CALLS},")
+    parked = limits["transfers of a client that stand still"]
+    assert parked.startswith(f"{transfer_slots.MAX_PARKED} in each direction")
+    assert f"for {transfer_slots.IDLE_S} s. After that" in PAGE.replace("\n  ", " ")
+    slow = (transfer_slots.SLOW_BYTES_PER_S, transfer_slots.SLOW_CHUNK_BYTES)
+    assert (*slow, transfer_slots.JUDGED_AFTER_S) == (1 << 20, 64 << 10, 2.0)
+    assert f"{transfer_slots.SLOW_PER_FAST} times as many slow ones" in PAGE
     assert f"at most {container.MAX_DIMENSIONS} whole numbers" in PAGE
     assert PROTOCOL_VERSIONS == SERVER_VERSIONS[:1] == (3,)
     assert PAGE.startswith("# The wire format, version 3\n")

@@ -127,6 +127,7 @@ class Code(StrEnum):
     # the server
     UNKNOWN_MODEL = "unknown_model", "NOT_FOUND"
     BUSY = "busy", "UNAVAILABLE", Reaction.RESEND
+    STALLED = "stalled", "RESOURCE_EXHAUSTED", Reaction.RESEND
     OUT_OF_SPACE = "out_of_space", "UNAVAILABLE", Reaction.RESEND
 
 

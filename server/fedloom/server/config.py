@@ -44,8 +44,8 @@ class ServerConfig:
     )
     max_fast_transfers: int = setting(
         8,
-        doc="models or updates transferred at full speed at once, in each direction; others wait. "
-        "Slow transfers have 64 times as many slots",
+        doc="models or updates transferred at full speed at once, in each direction; others wait, "
+        "in turn by client. Slow transfers have 64 times as many slots",
     )
     max_model_bytes: int = setting(1 << 40, doc="largest model that a run may start from, bytes")
     keep_models: int = setting(

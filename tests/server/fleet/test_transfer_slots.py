@@ -1,12 +1,19 @@
-"""Transfer slots: few fast ones, many slow ones, and none is lost."""
+"""Transfer slots: few fast ones, many slow ones, one for each client, and none is lost.
+
+The seconds are those of a clock that a test sets; a real timer looks at it every `LOOK_S`.
+"""
 
 import asyncio
 
 import pytest
 
+from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.transport.methods import CHUNK_BYTES
+from fedloom.server.fleet.sessions import Call
 from fedloom.server.fleet.transfer_slots import (
+    IDLE_S,
     JUDGED_AFTER_S,
+    MAX_PARKED,
     SLOW_CHUNK_BYTES,
     SLOW_PER_FAST,
     TransferSlots,
@@ -23,82 +30,244 @@ class Clock:
         return self.now
 
 
-async def enter(slots):
-    """A slot that is held until its context is closed."""
-    context = slots.enter()
-    return context, await asyncio.wait_for(context.__aenter__(), 1)
+class Peer:
+    """A transfer whose peer moves when the test says; it ends when it has moved as often."""
+
+    def __init__(self, slots, client, *, steps=1, size_bytes=1000):
+        self.slots, self.client, self.size_bytes = slots, client, size_bytes
+        self.moves = asyncio.Semaphore(0)
+        self.transfer = None
+        self.begun = asyncio.Event()
+        self.done = asyncio.ensure_future(self._run(steps))
+
+    async def _run(self, steps):
+        call = Call(self.client, None, asyncio.current_task())
+        async with self.slots.enter(call) as self.transfer:
+            self.begun.set()
+            for _ in range(steps):
+                with self.transfer.idle():
+                    await self.moves.acquire()
+                await self.transfer.passed(self.size_bytes)
+
+    async def started(self):
+        async with asyncio.timeout(10):
+            await self.begun.wait()
+        return self
+
+    async def move(self, times=1):
+        """Let the peer move, and everything that follows from it happen."""
+        for _ in range(times):
+            self.moves.release()
+        await settled()
+
+    async def end(self, times=1):
+        await self.move(times)
+        async with asyncio.timeout(10):
+            await self.done
 
 
-def test_full_slots_make_others_wait():
-    """The second transfer begins when the first ends."""
-
-    async def main():
-        slots = TransferSlots(1, Clock())
-        first, _ = await enter(slots)
-        waiting = asyncio.ensure_future(enter(slots))
+async def settled():
+    for _ in range(10):
         await asyncio.sleep(0)
-        assert not waiting.done()
-        await first.__aexit__(None, None, None)
-        second, _ = await waiting
-        await second.__aexit__(None, None, None)
-
-    asyncio.run(main())
 
 
-def test_slow_transfer_frees_its_fast_slot():
+def scenario(test):
+    """Run a test on slots with one fast place and a clock at 0."""
+
+    async def main():
+        await test(TransferSlots(1, Clock()))
+
+    def run():
+        asyncio.run(main())
+
+    run.__doc__, run.__name__ = test.__doc__, test.__name__
+    return run
+
+
+@scenario
+async def test_full_slots_make_others_wait(slots):
+    """The second transfer begins when the first ends."""
+    first = await Peer(slots, "a").started()
+    second = Peer(slots, "b")
+    await settled()
+    assert not second.begun.is_set()
+    assert (slots.busy, slots.waiting) == (1, 1)
+    await first.end()
+    await (await second.started()).end()
+    assert (slots.busy, slots.waiting) == (0, 0)
+
+
+@scenario
+async def test_an_idle_transfer_loses_its_slot_to_one_that_waits(slots):
+    """Not before it has been idle for long enough; it goes on as soon as there is a slot."""
+    clock = slots.clock
+    silent = await Peer(slots, "a", steps=2).started()
+    honest = Peer(slots, "b")
+    await asyncio.sleep(0.2)
+    assert not honest.begun.is_set()
+    clock.now = IDLE_S
+    await honest.started()
+    assert silent.transfer.is_parked
+    await silent.move()
+    assert not silent.transfer.is_parked
+    assert silent.transfer.chunk_bytes == SLOW_CHUNK_BYTES
+    await silent.end()
+    await honest.end()
+
+
+@scenario
+async def test_an_idle_transfer_keeps_its_slot_while_nobody_waits(slots):
+    clock = slots.clock
+    silent = await Peer(slots, "a").started()
+    clock.now = 100 * IDLE_S
+    await asyncio.sleep(0.2)
+    assert not silent.transfer.is_parked
+    assert silent.transfer.chunk_bytes == CHUNK_BYTES
+
+
+@scenario
+async def test_a_transfer_that_the_server_works_on_is_not_idle(slots):
+    """A slow disk of the server costs no client its slot."""
+    clock = slots.clock
+    call = Call("a", None, asyncio.current_task())
+    async with slots.enter(call) as transfer:
+        other = Peer(slots, "b")
+        clock.now = 100 * IDLE_S
+        await asyncio.sleep(0.2)
+        assert not transfer.is_parked
+        assert not other.begun.is_set()
+
+
+@scenario
+async def test_a_client_has_one_slot(slots):
+    """Its other transfers wait, though slots are free; those of others do not."""
+    slots = TransferSlots(8)
+    first = await Peer(slots, "a").started()
+    more = [Peer(slots, "a") for _ in range(30)]
+    await (await Peer(slots, "b").started()).end()
+    assert not any(peer.begun.is_set() for peer in more)
+    await first.end()
+    await (await more[0].started()).end()
+
+
+@scenario
+async def test_clients_get_slots_in_turn(slots):
+    """Not in the order of their calls: a client with many waits like one with one."""
+    order = []
+
+    async def one(client):
+        async with slots.enter(Call(client, None, asyncio.current_task())):
+            order.append(client)
+            await settled()
+
+    names = ["a", "a", "a", "a", "b", "b", "c"]
+    async with asyncio.timeout(10):
+        await asyncio.gather(*map(one, names))
+    assert "".join(order) == "abcabaa"
+
+
+@scenario
+async def test_an_idle_transfer_makes_way_for_its_own_client(slots):
+    """As after a lost connection, whose call lives on for a while."""
+    clock = slots.clock
+    await Peer(slots, "a").started()
+    again = Peer(slots, "a")
+    clock.now = IDLE_S
+    await (await again.started()).end()
+
+
+@scenario
+async def test_parked_transfers_of_a_client_are_limited(slots):
+    """The next one is refused, and served once one of them has ended."""
+    clock = slots.clock
+    silent = [Peer(slots, "a") for _ in range(MAX_PARKED + 20)]
+    for i in range(MAX_PARKED):
+        await silent[i].started()
+        clock.now += IDLE_S
+        async with asyncio.timeout(10):
+            while not silent[i].transfer.is_parked:
+                await asyncio.sleep(0.01)
+    for peer in [*silent[MAX_PARKED:], Peer(slots, "a")]:
+        with pytest.raises(Refusal) as refused:
+            await peer.done
+        assert refused.value.code is Code.STALLED
+    await (await Peer(slots, "b").started()).end()
+    await silent[0].end()
+    await (await Peer(slots, "a").started()).end()
+
+
+@scenario
+async def test_a_client_that_stalled_begins_slowly_until_it_is_fast_again(slots):
+    """So that silence costs the others a fast slot once, and not in every round."""
+    clock = slots.clock
+    silent = await Peer(slots, "a", size_bytes=8 << 20).started()
+    honest = Peer(slots, "b")
+    clock.now += IDLE_S
+    await (await honest.started()).end()
+    await silent.end()
+    again = await Peer(slots, "a").started()
+    honest = await Peer(slots, "b").started()  # beside it: the fast slot is free
+    assert again.transfer.chunk_bytes == SLOW_CHUNK_BYTES
+    assert honest.transfer.chunk_bytes == CHUNK_BYTES
+    clock.now += 0.1
+    again.size_bytes = 8 << 20
+    await again.end()
+    await honest.end()
+    assert (await Peer(slots, "a").started()).transfer.chunk_bytes == CHUNK_BYTES
+
+
+@scenario
+async def test_slow_transfer_frees_its_fast_slot(slots):
     """It moves to a slow slot with small chunks."""
-
-    async def main():
-        clock = Clock()
-        slots = TransferSlots(1, clock)
-        thin, transfer = await enter(slots)
-        assert transfer.chunk_bytes == CHUNK_BYTES
-        clock.now = JUDGED_AFTER_S + 0.1
-        transfer.passed(1000)
-        assert transfer.chunk_bytes == SLOW_CHUNK_BYTES
-        fast, _ = await enter(slots)
-        await fast.__aexit__(None, None, None)
-        await thin.__aexit__(None, None, None)
-        again, _ = await enter(slots)
-        with pytest.raises(TimeoutError):
-            await enter(slots)
-        await again.__aexit__(None, None, None)
-
-    asyncio.run(main())
+    clock = slots.clock
+    thin = await Peer(slots, "a", steps=3).started()
+    assert thin.transfer.chunk_bytes == CHUNK_BYTES
+    clock.now = JUDGED_AFTER_S + 0.1
+    await thin.move()
+    assert thin.transfer.chunk_bytes == SLOW_CHUNK_BYTES
+    await (await Peer(slots, "b").started()).end()
+    await thin.end(2)
 
 
-def test_fast_transfer_keeps_its_slot():
+@scenario
+async def test_fast_transfer_keeps_its_slot(slots):
     """However long it takes."""
-
-    async def main():
-        clock = Clock()
-        slots = TransferSlots(1, clock)
-        _, transfer = await enter(slots)
-        for second in range(1, 100):
-            clock.now = float(second)
-            transfer.passed(2 << 20)
-        assert transfer.chunk_bytes == CHUNK_BYTES
-        with pytest.raises(TimeoutError):
-            await enter(slots)
-
-    asyncio.run(main())
+    clock = slots.clock
+    fast = await Peer(slots, "a", steps=100, size_bytes=2 << 20).started()
+    waiting = Peer(slots, "b")
+    for second in range(1, 100):
+        clock.now = float(second)
+        await fast.move()
+    assert fast.transfer.chunk_bytes == CHUNK_BYTES
+    assert not waiting.begun.is_set()
 
 
-def test_slow_slots_are_limited_and_freed():
-    """If all are taken, a slow transfer keeps its fast slot."""
+@scenario
+async def test_slow_slots_are_limited_and_freed(slots):
+    """If all are taken, a slow transfer waits for one and leaves the fast slot to others."""
+    clock = slots.clock
+    slow = []
+    for i in range(SLOW_PER_FAST + 1):
+        slow.append(await Peer(slots, f"a{i}", steps=2).started())
+        clock.now += JUDGED_AFTER_S + 0.1
+        slow[-1].transfer.idle_since = clock.now
+        await slow[-1].move()
+        for each in slow[:-1]:
+            each.transfer.idle_since = clock.now
+    assert slots.waiting == 1
+    await (await Peer(slots, "b").started()).end()
+    await slow[0].end()
+    assert slots.waiting == 0
+    await slow[-1].end()
 
-    async def main():
-        clock = Clock()
-        slots = TransferSlots(1, clock)
-        held = []
-        for _ in range(SLOW_PER_FAST + 1):
-            context, transfer = await enter(slots)
-            clock.now += JUDGED_AFTER_S + 0.1
-            transfer.passed(0)
-            held.append((context, transfer))
-        assert held[-1][1].chunk_bytes == CHUNK_BYTES
-        await held[0][0].__aexit__(None, None, None)
-        held[-1][1].passed(0)
-        assert held[-1][1].chunk_bytes == SLOW_CHUNK_BYTES
 
-    asyncio.run(main())
+@scenario
+async def test_a_cancelled_transfer_frees_what_it_has(slots):
+    """While it waits, and while it holds a slot."""
+    first = await Peer(slots, "a").started()
+    second, third = Peer(slots, "b"), Peer(slots, "c")
+    await settled()
+    second.done.cancel()
+    first.done.cancel()
+    await (await third.started()).end()
+    assert (slots.busy, slots.waiting) == (0, 0)

@@ -11,7 +11,7 @@ import grpc
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.fleet.authenticate import Context
-from fedloom.server.fleet.calls import READ_TIMEOUT_S
+from fedloom.server.fleet.calls import READ_TIMEOUT_S, abort
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.sessions import Call
 from fedloom.server.fleet.transfer_slots import Transfer
@@ -19,6 +19,8 @@ from fedloom.server.rounds.manager import Runs
 from fedloom.server.rounds.member_records import Record
 
 log = logging.getLogger(__name__)
+
+_UNREAD = f"Expected a client that reads; it read nothing for {READ_TIMEOUT_S:.0f} s."
 
 
 class Downloads:
@@ -44,12 +46,16 @@ class Downloads:
         session = server.fleet.get(call.client)
         task = session.task if session else None
         seen = server.records.downloading(task, call.client, resumed=request.offset > 0)
-        async with server.downloads.enter() as transfer:
-            await self._send(path, request.offset, context, transfer, seen)
+        async with server.downloads.enter(call) as transfer:
+            if not await self._send(path, request.offset, context, transfer, seen):
+                # gRPC sends this after what is in flight, and holds that in memory until then.
+                transfer.give_up()
+                await abort(context, Refusal(Code.TRUNCATED, _UNREAD))
 
     async def _send(
         self, path: Path, offset: int, context: Context, transfer: Transfer, seen: Record
-    ) -> None:
+    ) -> bool:
+        """Send a file from an offset on; False if the peer does not read."""
         sent = self._server.meters.sent
         try:
             handle = os.open(path, os.O_RDONLY)
@@ -61,15 +67,19 @@ class Downloads:
             offset = min(offset, os.fstat(handle).st_size)
             while chunk := os.pread(handle, transfer.chunk_bytes, offset):
                 begun = time.monotonic()
-                async with asyncio.timeout(READ_TIMEOUT_S):
-                    await context.write(chunk)
+                with transfer.idle():
+                    async with asyncio.timeout(READ_TIMEOUT_S):
+                        await context.write(chunk)
                 offset += len(chunk)
                 seen.bytes_down += len(chunk)
                 sent.inc(len(chunk))
-                transfer.passed(len(chunk), time.monotonic() - begun)
+                await transfer.passed(len(chunk), time.monotonic() - begun)
             seen.downloaded()
+        except TimeoutError:
+            return False
         except grpc.aio.InternalError:
             log.info("%s disconnected during a download", context.peer())
             raise asyncio.CancelledError from None
         finally:
             os.close(handle)
+        return True

@@ -1,60 +1,155 @@
-"""Transfer slots for models and updates: few fast transfers at once, many slow ones.
+"""Transfer slots for models and updates: few fast transfers at once, many slow ones, by client.
 
 A fast transfer has megabytes in flight. Only a few run at a time and the others wait, so the
 server's memory does not grow with the number of clients. A slow transfer has little in flight but
 takes minutes: once it proves slow, it moves to a slow slot with smaller chunks and frees its fast
 one.
+
+A client has one slot in each direction, and clients get slots in turn. A transfer whose peer is
+idle loses its slot when another waits: it is parked, keeps its offset, and waits for a slot again
+as soon as its peer moves. A client that was parked or slow begins its next transfers in a slow
+slot, until one of them is fast to its end.
+
+Invariants: a slot is lost only while its transfer waits for the peer. A parked transfer has at most
+one message in flight, and a client at most `MAX_PARKED` parked transfers.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from math import inf
 
+from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.transport.chunk_size import Chunks
+from fedloom.server.fleet.sessions import Call
 
 SLOW_BYTES_PER_S = 1 << 20
 """Below this mean rate a transfer counts as slow: 8 Mbit/s."""
 
 JUDGED_AFTER_S = 2.0
-"""Seconds that a transfer runs before its rate is judged."""
+"""Seconds that a transfer holds a slot before its rate is judged."""
+
+IDLE_S = 0.5
+"""Seconds without a message after which a transfer loses its slot if another waits."""
+
+LOOK_S = 0.05
+"""Interval at which idle transfers are looked for while others wait, seconds."""
 
 SLOW_PER_FAST = 64
 SLOW_CHUNK_BYTES = 64 << 10
 
+MAX_PARKED = 8
+"""Transfers of one client that may be parked, in each direction."""
+
+MAX_DOUBTED = 10_000
+"""Names of slow clients that are remembered; the oldest are forgotten."""
+
+
+class _Lane:
+    """Slots of one kind: how many are free, who holds the others, and whose turn is next."""
+
+    def __init__(self, slots: int) -> None:
+        self.free = slots
+        self.held: set[Transfer] = set()
+        self.turns: OrderedDict[str, None] = OrderedDict()
+
+
+class _Client:
+    """The transfers of one client: one holds a slot, the others wait or are parked."""
+
+    def __init__(self) -> None:
+        self.holder: Transfer | None = None
+        self.waiting: deque[Transfer] = deque()
+        self.num_parked = 0
+        self.num_transfers = 0
+
 
 class Transfer:
-    """A transfer in its slot."""
+    """A transfer in its slot, parked, or waiting.
 
-    def __init__(self, slots: "TransferSlots") -> None:
+    Attributes:
+        client: whose it is.
+        lane: of its slot; None while it has none.
+        granted: done when it gets the slot that it waits for.
+        is_new: whether it has not held a slot yet.
+        is_parked: whether it lost its slot and its peer has not moved since.
+        was_parked: whether that ever happened.
+        idle_since: when the server began to wait for the peer; None while it does not.
+        waited_s: seconds for which it waited for a slot.
+    """
+
+    def __init__(self, slots: "TransferSlots", client: str) -> None:
+        self.client = client
+        self.lane: _Lane | None = None
+        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_new = True
+        self.is_parked = self.was_parked = False
+        self.idle_since: float | None = None
+        self.waited_s = 0.0
         self._slots = slots
-        self._begun = slots.clock()
+        self._held_since = 0.0
+        self._held_s = 0.0  # before that
         self._passed = 0
-        self._is_slow = False
 
     @property
     def chunk_bytes(self) -> int:
         """Size of the chunks to send."""
-        return SLOW_CHUNK_BYTES if self._is_slow else self._slots.chunks.size
+        return SLOW_CHUNK_BYTES if self._slots.is_slow(self) else self._slots.chunks.size
 
-    def passed(self, size_bytes: int, seconds: float = 0.0) -> None:
-        """Count a chunk; a transfer that proves slow moves to a slow slot if one is free.
+    @property
+    def held_s(self) -> float:
+        """Seconds for which it has held a slot."""
+        now = 0.0 if self.lane is None else self._slots.clock() - self._held_since
+        return self._held_s + now
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether its mean rate is not that of a slow transfer, without the time while parked."""
+        return self._passed >= self.held_s * SLOW_BYTES_PER_S > 0
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Within this the server waits for the peer; the slot may be lost."""
+        self.idle_since = self._slots.clock()
+        try:
+            yield
+        finally:
+            self.idle_since = None
+
+    async def passed(self, size_bytes: int, seconds: float = 0.0) -> None:
+        """Count a chunk, and wait for a slot again if the transfer was parked or proves slow.
 
         Args:
             size_bytes: of the chunk.
             seconds: that sending it took; 0 for received chunks.
         """
         self._passed += size_bytes
-        if self._is_slow:
-            return
-        self._slots.chunks.passed(size_bytes, seconds)
-        spent_s = self._slots.clock() - self._begun
-        if spent_s > JUDGED_AFTER_S and self._passed < spent_s * SLOW_BYTES_PER_S:
-            self._is_slow = self._slots.slow_down()
+        if self.lane is not None and not self._slots.is_slow(self):
+            self._slots.chunks.passed(size_bytes, seconds)
+            if self.held_s > JUDGED_AFTER_S and not self.is_fast:
+                self._slots.doubt(self)
+        if self.lane is None:
+            await self._slots.acquire(self)
 
-    def leave(self) -> None:
+    def give_up(self) -> None:
+        """Park it: nothing more is expected of its peer."""
+        self._slots.park(self)
+
+    def gets(self, lane: _Lane) -> None:
+        """Hold a slot of this lane from now on."""
+        self.lane, self._held_since, self.is_new = lane, self._slots.clock(), False
+        lane.free -= 1
+        lane.held.add(self)
+
+    def loses(self) -> None:
         """Free the slot."""
-        self._slots.leave(slow=self._is_slow)
+        if self.lane is not None:
+            self._held_s = self.held_s
+            self.lane.free += 1
+            self.lane.held.discard(self)
+            self.lane = None
 
 
 class TransferSlots:
@@ -66,7 +161,7 @@ class TransferSlots:
         chunks: sizes of chunks in fast slots.
 
     Attributes:
-        busy: transfers in progress.
+        busy: transfers in progress, parked ones included.
         waiting: transfers that wait for a slot.
     """
 
@@ -75,37 +170,157 @@ class TransferSlots:
     ) -> None:
         self.clock = clock
         self.chunks = chunks or Chunks()
-        self._fast = asyncio.Semaphore(fast)
-        self._slow_free = fast * SLOW_PER_FAST
+        self._fast, self._slow = _Lane(fast), _Lane(fast * SLOW_PER_FAST)
+        self._clients: dict[str, _Client] = {}
+        self._doubted: OrderedDict[str, None] = OrderedDict()
+        self._behind: set[str] = set()  # clients whose own transfer is in the way of their next
+        self._timer: asyncio.TimerHandle | None = None
+        self._look_at = 0.0
         self.busy = self.waiting = 0
 
     @asynccontextmanager
-    async def enter(self) -> AsyncIterator[Transfer]:
-        """Wait for a fast slot and hold it."""
+    async def enter(self, call: Call) -> AsyncIterator[Transfer]:
+        """Wait for a slot and hold it, but for the times at which the transfer is parked.
+
+        Raises:
+            Refusal: STALLED, too many transfers of this client are parked.
+        """
+        transfer = Transfer(self, call.client)
+        client = self._clients.setdefault(call.client, _Client())
+        if client.num_parked >= MAX_PARKED:
+            raise _stalled()
+        client.num_transfers += 1
+        try:
+            await self.acquire(transfer)
+            self.busy += 1
+            try:
+                yield transfer
+                if transfer.is_fast and not transfer.was_parked:
+                    self._doubted.pop(call.client, None)
+            finally:
+                self.busy -= 1
+        finally:
+            self._end(transfer)
+
+    def is_slow(self, transfer: Transfer) -> bool:
+        """Whether it is in a slow slot, or gets one next."""
+        return transfer.lane is self._slow or transfer.client in self._doubted
+
+    def doubt(self, transfer: Transfer) -> None:
+        """Free the fast slot of a transfer that proved slow."""
+        name = transfer.client
+        self._doubted[name] = None
+        if len(self._doubted) > MAX_DOUBTED:
+            self._doubted.popitem(last=False)
+        transfer.loses()
+        self._clients[name].holder = None
+
+    def park(self, transfer: Transfer) -> None:
+        """Take away the slot of a transfer whose peer is idle."""
+        if transfer.lane is None:
+            return
+        self.doubt(transfer)
+        transfer.is_parked = transfer.was_parked = True
+        client = self._clients[transfer.client]
+        client.num_parked += 1
+        if client.num_parked >= MAX_PARKED:
+            for each in [each for each in client.waiting if each.is_new]:
+                client.waiting.remove(each)
+                each.granted.set_exception(_stalled())
+        self._line_up(transfer.client)
+        self._grant()
+
+    async def acquire(self, transfer: Transfer) -> None:
+        """Wait until the client has its turn."""
+        client = self._clients[transfer.client]
+        self._unpark(transfer)
+        # One that has begun goes before those that have not.
+        (client.waiting.append if transfer.is_new else client.waiting.appendleft)(transfer)
+        transfer.granted = asyncio.get_running_loop().create_future()
+        begun = self.clock()
         self.waiting += 1
         try:
-            await self._fast.acquire()
+            self._line_up(transfer.client)
+            self._grant()
+            await transfer.granted
         finally:
             self.waiting -= 1
-        transfer = Transfer(self)
-        self.busy += 1
-        try:
-            yield transfer
-        finally:
-            self.busy -= 1
-            transfer.leave()
+            transfer.waited_s += self.clock() - begun
+            if transfer in client.waiting:
+                client.waiting.remove(transfer)
 
-    def slow_down(self) -> bool:
-        """Exchange a fast slot for a slow one; False if none is free."""
-        if not self._slow_free:
+    def _unpark(self, transfer: Transfer) -> None:
+        self._clients[transfer.client].num_parked -= transfer.is_parked
+        transfer.is_parked = False
+
+    def _end(self, transfer: Transfer) -> None:
+        name, client = transfer.client, self._clients[transfer.client]
+        self._unpark(transfer)
+        transfer.loses()
+        if client.holder is transfer:
+            client.holder = None
+        client.num_transfers -= 1
+        self._line_up(name)
+        if not client.num_transfers:
+            del self._clients[name]
+        self._grant()
+
+    # ---- turns -------------------------------------------------------------------------------
+
+    def _line_up(self, name: str) -> None:
+        """Give a client a turn if it wants one and holds no slot."""
+        client = self._clients[name]
+        mine, other = self._fast, self._slow
+        if name in self._doubted:
+            mine, other = other, mine
+        other.turns.pop(name, None)
+        self._behind.discard(name)
+        if not client.waiting:
+            mine.turns.pop(name, None)
+        elif client.holder is None:
+            mine.turns.setdefault(name)
+        else:
+            self._behind.add(name)
+
+    def _grant(self) -> None:
+        """Give free slots to the clients whose turn it is."""
+        for lane in (self._fast, self._slow):
+            while lane.turns and lane.free:
+                name, _ = lane.turns.popitem(last=False)
+                client = self._clients[name]
+                client.holder = transfer = client.waiting.popleft()
+                transfer.gets(lane)
+                transfer.granted.set_result(None)
+                self._line_up(name)
+        if self.waiting and self._timer is None:
+            self._look_at = self.clock() + LOOK_S
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Park idle transfers that are in the way of others."""
+        self._timer = None
+        if self.clock() - self._look_at < LOOK_S:  # else this process was late, not its peers
+            for name in list(self._behind):
+                holder = self._clients[name].holder
+                self._park_idle(() if holder is None else (holder,))
+            for lane in (self._fast, self._slow):
+                while lane.turns and not lane.free and self._park_idle(lane.held):
+                    pass
+        self._grant()
+
+    def _park_idle(self, transfers: Iterable[Transfer]) -> bool:
+        """Park the transfer that has been idle for longest, if for long enough."""
+        idle = [(t.idle_since, i, t) for i, t in enumerate(transfers) if t.idle_since is not None]
+        since, _, transfer = min(idle, default=(inf, 0, None))
+        if transfer is None or self.clock() - since < IDLE_S:
             return False
-        self._slow_free -= 1
-        self._fast.release()
+        self.park(transfer)
         return True
 
-    def leave(self, *, slow: bool) -> None:
-        """Free a slot."""
-        if slow:
-            self._slow_free += 1
-        else:
-            self._fast.release()
+
+def _stalled() -> Refusal:
+    return Refusal(
+        Code.STALLED,
+        f"Expected at most {MAX_PARKED} transfers of a client that stand still, got one more: "
+        "continue or cancel them, or try again in a minute.",
+    )

@@ -118,7 +118,7 @@ class Uploads:
         with self._alone((*key, header.client)):
             if not header.size_bytes:
                 return not await self._accept(driver, header, identity, "", 0.0)
-            async with self._server.uploads.enter() as transfer:
+            async with self._server.uploads.enter(call) as transfer:
                 driver.check_open(header.client, key[1])  # may have closed meanwhile
                 admitted = _Admitted(driver, header, planned, identity, seen)
                 return await self._receive_body(admitted, context, transfer)
@@ -184,14 +184,14 @@ class Uploads:
         proceed = fleet_pb2.UploadReply(proceed=fleet_pb2.Proceed(offset=file.received))
         await context.write(proceed.SerializeToString())
 
-        def passed(size_bytes: int) -> None:
+        async def passed(size_bytes: int) -> None:
             admitted.seen.bytes_up += size_bytes
             meters.received.inc(size_bytes)
-            transfer.passed(size_bytes)
+            await transfer.passed(size_bytes)
             server.fleet.check(header.client)
             driver.check_open(header.client, header.task.round)
 
-        await body.read(context, passed)
+        await body.read(context, transfer, passed)
         stats = await body.finish()
         admitted.seen.upload_ended_at = time.time()
         crossing("upload.synced")

@@ -6,8 +6,9 @@ checked again, and dropped if it does not match its header.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 
@@ -17,6 +18,7 @@ from fedloom.protocol.updates.body import BodyChecker, BodyStats
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S
 from fedloom.server.fleet.context import FleetContext
+from fedloom.server.fleet.transfer_slots import Transfer
 from fedloom.server.metrics.meters import timed
 from fedloom.server.storage.spool import SpoolFile
 
@@ -63,33 +65,35 @@ class IncomingBody:
                 file.restart()
                 raise
 
-    async def read(self, context: Context, passed: Callable[[int], None]) -> None:
+    async def read(
+        self, context: Context, transfer: Transfer, passed: Callable[[int], Awaitable[None]]
+    ) -> None:
         """Read the rest of the body.
 
         Args:
             context: of the stream.
-            passed: called with the length of each message; raises to end the upload.
+            transfer: told when the server waits for the client.
+            passed: awaited with the length of each message; raises to end the upload.
 
         Raises:
             Refusal: TRUNCATED, OVERLONG, or the checker's.
         """
         file = self._file
-        begun, before = time.monotonic(), file.received
+        begun, before = time.monotonic() - transfer.waited_s, file.received
         async with _written_early(self._server, file) as keep_up:
             while file.received < file.size_bytes:
-                _check_pace(time.monotonic() - begun, file.received - before)
-                size_bytes = await self._read_chunk(context)
+                spent_s = time.monotonic() - transfer.waited_s - begun
+                _check_pace(spent_s, file.received - before)
+                size_bytes = await self._read_chunk(context, transfer)
                 keep_up()
-                passed(size_bytes)
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                rest = await context.read()
+                await passed(size_bytes)
+            rest = await _read(context, transfer)
         if rest is not grpc.aio.EOF:
             raise Refusal(Code.OVERLONG, f"Expected {file.size_bytes} bytes as declared, got more.")
 
-    async def _read_chunk(self, context: Context) -> int:
+    async def _read_chunk(self, context: Context, transfer: Transfer) -> int:
         file, checker = self._file, self._checker
-        async with asyncio.timeout(READ_TIMEOUT_S):
-            chunk = await context.read()
+        chunk = await _read(context, transfer)
         if chunk is grpc.aio.EOF:
             raise Refusal(
                 Code.TRUNCATED,
@@ -119,6 +123,12 @@ class IncomingBody:
         with timed(server.meters.sync_s):
             await server.in_disk(self._file.sync)
         return stats
+
+
+async def _read(context: Context, transfer: Transfer) -> Any:
+    with transfer.idle():
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            return await context.read()
 
 
 def _check_pace(spent_s: float, received_bytes: int) -> None:
