@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,7 +54,7 @@ from fedloom.server.fleet.sessions import Hold  # noqa: E402
 from fedloom.server.http import connection_limits, tcp_listener, unix_socket  # noqa: E402
 from fedloom.server.ledger import Ledger  # noqa: E402
 from fedloom.server.ledger.audit_trail import HEAD_FILE  # noqa: E402
-from fedloom.server.metrics import lag  # noqa: E402
+from fedloom.server.metrics import lag, meters  # noqa: E402
 from fedloom.server.pki.authority import Authority, ServerBundle  # noqa: E402
 from fedloom.server.pki.noise_keys import NoiseKeys  # noqa: E402
 from fedloom.server.pki.signing_key import FOLDER as SIGNING  # noqa: E402
@@ -110,12 +111,20 @@ class Certificates:
         bundle = self._authority.ensure_server_certificate(self._names, now)
         return bundle, self._authority.trusted_pem
 
-    def credentials(self, *, ask_client: bool) -> grpc.ServerCredentials:
-        """Credentials for a port; `ask_client` requires certificates of its peers."""
+    def credentials(
+        self, *, ask_client: bool, begun: Callable[[], None] = lambda: None
+    ) -> grpc.ServerCredentials:
+        """Credentials for a port.
+
+        Args:
+            ask_client: require certificates of its peers.
+            begun: called for each handshake that begins, from any thread.
+        """
         given = self._current  # to this port: each must be notified of a change
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
             nonlocal given
+            begun()
             before, given = given, self._latest()
             return None if before == given else _configuration(*given)
 
@@ -233,8 +242,9 @@ class Server:
             self.fleet_port = _bind(listening, config.fleet, None)
         else:
             certificates = Certificates(authority, config.names)
+            begun = server.fleet.meters.connections.labels(meters.FLEET).inc
             self.fleet_port = _bind(
-                listening, config.fleet, certificates.credentials(ask_client=True)
+                listening, config.fleet, certificates.credentials(ask_client=True, begun=begun)
             )
             await self._start_enrolment(server.fleet, authority, certificates, enrolling)
         await listening.start()
@@ -290,8 +300,9 @@ class Server:
         server = grpc.aio.server(options=[*options.items()], maximum_concurrent_rpcs=at_once)
         service = EnrolmentService(context, authority, self.fleet_port)
         server.add_generic_rpc_handlers((service.handlers(),))
+        begun = context.meters.connections.labels(meters.ENROLMENT).inc
         self.enrolment_port = _bind(
-            server, self.config.enrolment, certificates.credentials(ask_client=False)
+            server, self.config.enrolment, certificates.credentials(ask_client=False, begun=begun)
         )
         await server.start()
         self._stack.push_async_callback(server.stop, GRACE_S)

@@ -9,6 +9,8 @@ import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
+import grpc
+
 from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.transport import methods
 from fedloom.protocol.transport.status import grpc_status
@@ -122,4 +124,7 @@ async def abort(context: Context, refusal: Refusal) -> None:
     """End a call with a typed refusal."""
     # The details are cut, as percent-encoding may triple them; the metadata has the whole message.
     details = printable(str(refusal), 250)
-    await context.abort(grpc_status(refusal.code), details, methods.refusal_metadata(refusal))
+    try:
+        await context.abort(grpc_status(refusal.code), details, methods.refusal_metadata(refusal))
+    except grpc.aio.InternalError:  # it has gone, or reads nothing, so no status can be sent
+        raise asyncio.CancelledError from None

@@ -34,6 +34,7 @@ below their quorum, with too few updates for the aggregation, by an error, or by
 KINDS = ("train", "evaluate")
 
 UPDATE, CALL, ENROLMENT = "update", "call", "enrolment"
+FLEET = "fleet"
 
 
 class Meters:
@@ -64,6 +65,11 @@ class Meters:
             "enrolment.",
             "what", "code",
         )  # fmt: skip
+        self.connections = counter(
+            "connections_opened",
+            "Connections that began a TLS handshake, whether it succeeded or not.",
+            "port",
+        )
         self.offers = counter("offers", "Tasks offered to clients.")
         self.declined = counter("offers_declined", "Tasks that clients declined.")
         self.failed = counter("tasks_failed", "Tasks that clients accepted and failed.")
@@ -101,6 +107,8 @@ class Meters:
         for code in Code:
             self.refusals.labels(UPDATE, code.value)
             self.refusals.labels(CALL, code.value)
+        for port in (FLEET, ENROLMENT):
+            self.connections.labels(port)
         for code in (Code.BAD_TOKEN, Code.BAD_CSR, Code.EXPIRED):
             self.refusals.labels(ENROLMENT, code.value)
 
