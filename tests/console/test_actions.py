@@ -171,6 +171,23 @@ def test_token_is_cancelled(watched, scene):
         apart(enrol(f"127.0.0.1:{scene.enrolment}", made["token"], scene.folder / "larch.toml"))
 
 
+def test_privacy_budget_is_set_and_removed(watched, scene):
+    """For a label that no client has, so that other runs start as before."""
+    page = watched.open("/privacy")
+    fields = [("Epsilon", "3"), ("Delta", "1e-5"), ("Label, name", "nobody")]
+    act(page, "Set a budget", says="Each of ", fields=fields, yes="Set the budget")
+    row = page.locator("tr", has_text="nobody")
+    expect(row).to_contain_text("1e-05")
+    [budget] = [each["budget"] for each in scene.control.get("privacy")["populations"] if
+                each["label"]]  # fmt: skip
+    assert (budget["label"], budget["epsilon"], budget["allow_public"]) == ("nobody", 3, False)
+    row.get_by_role("link", name="nobody").click()
+    expect(page.get_by_role("heading", name="Clients with nobody")).to_be_visible()
+    act(page, "Remove", says="no privacy budget any more", yes="Remove the budget")
+    expect(page.locator("tr", has_text="nobody")).not_to_contain_text("1e-05")
+    assert scene.control.get("privacy")["populations"][0]["budget"] is None
+
+
 def test_invalid_name_is_explained_beside_the_form(watched, scene):
     """The input stays."""
     watched.forgiven.append("422")

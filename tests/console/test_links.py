@@ -11,6 +11,7 @@ from support.scene import Scene
 PAST = (
     "/", "/runs", f"/runs/{RUN}", f"/runs/{RUN}/rounds", f"/runs/{RUN}/rounds/9", "/clients",
     f"/clients/{name_of(7)}", "/models", f"/models/{digest_of(70)}", "/audit", "/compare",
+    "/privacy",
 )  # fmt: skip
 LINKS = "a[href^='/']:not([download])"
 

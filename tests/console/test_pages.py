@@ -18,6 +18,7 @@ PAGES = {
     "client": "/clients/oak",
     "models": "/models",
     "model": "/models/{model}",
+    "privacy": "/privacy",
     "enrolment": "/enrolment",
     "audit": "/audit",
     "logs": "/logs",

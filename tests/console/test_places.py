@@ -15,6 +15,7 @@ from support.scene import wait_for
 FIRST = {
     "/audit": ("Older", "Newest"),
     "/clients": ("More", "First"),
+    "/privacy": ("More", "First"),
     f"/clients/{name_of(7)}": ("Older", "Newest"),
     f"/runs/{RUN}/rounds": ("Older", "Newest"),
     f"/runs/{RUN}/rounds/9": ("More", "First"),
@@ -56,6 +57,7 @@ FILTERS = [
     ("/clients", {"Label": "site=north"}, {"State": "offline", "Version": "1.0.0"}, ...),
     ("/clients", {"Search": "ward-0023"}, {}, 10),
     ("/models", {}, {"Run": RUN}, 70),
+    ("/privacy", {"Label": "site=nowhere"}, {}, None),
 ]
 """Page, what is typed, what is chosen, and how many rows are left: None for none, ... for some."""
 

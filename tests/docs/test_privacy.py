@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.server.planning.spec import parse
-from fedloom.strategies.privacy import Privacy
+from fedloom.strategies.privacy import Privacy, Releases, Spending, composed_epsilon, epsilon
 
 pytest.importorskip("dp_accounting")
 
@@ -50,3 +50,27 @@ def test_the_example_experiment_is_private():
     run = {n: v for n, v in tomllib.loads(text).items() if n not in ("data", "model")}
     plan = parse(run).privacy_plan()
     assert 7.9 < plan.epsilon(60) <= 8.0
+
+
+def test_the_table_of_several_runs_is_computed():
+    """Epsilon of each run, their sum and the composition, to the digits shown."""
+
+    def poisson(noise, cohort, rounds):
+        releases = Releases(
+            noise_multiplier=noise, sampling="poisson", cohort=cohort, population=1000
+        )
+        return Spending(releases=releases, rounds=rounds)
+
+    plain = Spending(releases=Releases(noise_multiplier=10.0), rounds=20)
+    cases = [
+        [poisson(1.0, 10, 500)] * 2,
+        [poisson(1.0, 10, 1000), plain],
+        [poisson(1.0, 10, 1000), plain, poisson(0.8, 1, 1000)],
+    ]
+    table = PAGE.partition("| runs | epsilon of each |")[2].splitlines()[2:5]
+    for runs, row in zip(cases, table, strict=True):
+        _, each, total, together = (cell.strip() for cell in row.strip("|").split("|"))
+        own = [epsilon(run.releases, run.rounds, 1e-6) for run in runs]
+        assert each == ", ".join(f"{one:.3f}" for one in own)
+        assert total == f"{sum(own):.3f}"
+        assert together == f"{composed_epsilon(runs, 1e-6):.3f}"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedloom.server.ledger import Ledger, tables
 from fedloom.server.ledger.member_summary import summarize
+from fedloom.server.ledger.privacy.populations import add_to_population
 from fedloom.server.ledger.rows import SessionRow
 
 RUN = "large-000000"
@@ -105,6 +106,7 @@ def fill(directory, *, num_rounds=1000, cohort=200, num_clients=10_000, spec=Non
             row, cohorts, updates = round_rows(number, members, generator)
             connection.execute(tables.rounds.insert(), [row])
             connection.execute(tables.cohorts.insert(), cohorts)
+            add_to_population(connection, RUN, set(members))
             connection.execute(tables.updates.insert(), updates)
             connection.execute(tables.models.insert(), [{
                 "run": RUN, "round": number, "digest": row["model_out"], "size_bytes": 4_000_000,

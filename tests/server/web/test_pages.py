@@ -16,12 +16,15 @@ STATIC_PAGES = (
     "/runs",
     "/clients",
     "/models",
+    "/privacy",
     "/enrolment",
     "/audit",
     "/logs",
     "/compare",
     "/runs/new",
 )
+
+LIVE_PAGES = ("/", "/runs", "/clients", "/models", "/privacy", "/enrolment", "/audit")
 
 NO_PAGES = ("/runs/{run}/curves", "/curves")
 
@@ -47,6 +50,16 @@ def submit(door, tmp_path):
     """Start a run; returns its id."""
     digest = door.contexts.models.add(write_model(tmp_path / "m.safetensors"))
     return door.ask("POST", "/runs", {"spec": SPEC, "model": digest})[1]["id"]
+
+
+@pytest.mark.parametrize("path", LIVE_PAGES)
+def test_a_live_part_is_drawn_by_itself(door, tmp_path, path):
+    """As browsers fetch it after an event; with a private and a public run."""
+    door.submit(tmp_path, privacy={"clip": 1.0, "noise_multiplier": 4.0, "delta": 1e-6})
+    submit(door, tmp_path)
+    status, text = get(door, f"{path}?part=live")
+    assert status == 200
+    assert "<html" not in text
 
 
 @pytest.mark.parametrize("path", STATIC_PAGES)

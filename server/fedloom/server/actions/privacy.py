@@ -88,8 +88,10 @@ async def _words(context: ConsoleContext, wish: NewPrivacyBudget, label: str) ->
     public = [run.run for run in found.runs if not run.private and run.state in _ACTIVE]
     if wish.allow_public:
         parts.append("Runs without [privacy] may draw them; what those reveal is not counted.")
-    elif public:
-        parts.append(f"Active runs without [privacy] no longer draw them: {', '.join(public)}.")
+    else:
+        parts.append("Runs without [privacy] that could draw them are refused.")
+        if public:
+            parts.append(f"Active ones no longer draw them: {', '.join(public)}.")
     if now.public:
         parts.append(f"{now.public} of them were in runs without [privacy], which is not counted.")
     only_own = await context.in_reader(context.ledger.num_only_own, label) if label else 0

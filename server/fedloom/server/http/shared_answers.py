@@ -34,6 +34,7 @@ TOPICS = {
     "/models/{digest}": "models",
     "/enrolment": "tokens",
     "/audit": "audit",
+    "/privacy": "audit",
 }
 """Topics that the answers of a route show, as in the block `live_topics` of its template. Other
 routes depend on every topic."""

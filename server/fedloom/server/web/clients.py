@@ -11,6 +11,7 @@ from fedloom.server.http.shared_answers import LivePart
 from fedloom.server.queries import clients as queries
 from fedloom.server.queries.client_views import ClientState, PartList
 from fedloom.server.queries.clients import clients_page, one_client, parts_page
+from fedloom.server.queries.privacy import one_spender
 from fedloom.server.web.render import page
 
 router = APIRouter(include_in_schema=False, route_class=LivePart)
@@ -57,9 +58,10 @@ async def client(
     """One client: its status, its tasks and the actions on it."""
     found = await one_client(context, name)
     parts = await parts_page(context, name, before=before, limit=PARTS_SHOWN)
+    spent = await one_spender(context, name)
     return page(
         request, context, who, "client", page="clients",
-        c=found, parts=parts, before=before, strip=_strip(parts),
+        c=found, parts=parts, before=before, strip=_strip(parts), spent=spent,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from fedloom.server.web import (
     logs,
     models,
     overview,
+    privacy,
     rounds,
     runs,
     submit,
@@ -52,6 +53,18 @@ def fault_page(request: Request, status: int, fault: str) -> Response | None:
 def mount(app: FastAPI) -> None:
     """Add the pages and their files to the application."""
     app.mount("/static", _Stamped(directory=STATIC), name="static")
-    pages = (overview, submit, runs, rounds, compare, clients, models, enrolment, audit, logs)
+    pages = (
+        overview,
+        submit,
+        runs,
+        rounds,
+        compare,
+        clients,
+        models,
+        privacy,
+        enrolment,
+        audit,
+        logs,
+    )
     for each in pages:
         app.include_router(each.router)

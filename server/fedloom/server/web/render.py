@@ -28,6 +28,7 @@ PLACES = (
     ("runs", "/runs", "Runs"),
     ("clients", "/clients", "Clients"),
     ("models", "/models", "Models"),
+    ("privacy", "/privacy", "Privacy"),
     ("enrolment", "/enrolment", "Enrolment"),
     ("audit", "/audit", "Audit"),
     ("logs", "/logs", "Logs"),

@@ -360,7 +360,7 @@ async function confirmed(event) {
 
 // ---- keys and clicks --------------------------------------------------------------------------
 
-const PLACES = { o: "/", r: "/runs", c: "/clients", m: "/models", e: "/enrolment", a: "/audit", l: "/logs", n: "/runs/new" };
+const PLACES = { o: "/", r: "/runs", c: "/clients", m: "/models", p: "/privacy", e: "/enrolment", a: "/audit", l: "/logs", n: "/runs/new" };
 let going = 0;
 
 function typed(event) {
