@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 FLOWER ?= .venv-flower
 FUZZ   ?= .venv-fuzz
 DEPLOY_LINT ?= .venv-lint
+SUPPLY ?= .venv-supply
 KILLS  ?= 1000
 SEED   ?= 1
 DATA   ?= digits
@@ -13,7 +14,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which would each compile all
 
 .DEFAULT_GOAL := help
-.PHONY: console fuzz help demo papers examples compiled test lint types arrows unit long flower crash faults format generate clean package bundle lint-deploy same upgrade
+.PHONY: console fuzz help demo papers examples compiled test lint types arrows unit long flower crash faults format generate clean package bundle locks sbom lint-deploy same upgrade
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -123,8 +124,20 @@ lint-deploy: $(DEPLOY_LINT)/.done ## container files, compose, Kubernetes, syste
 package: $(VENV)/.dev ## build wheel, sdist and offline bundle, and install them: 2 minutes, a network
 	FEDLOOM_TEST_PACKAGE=1 pytest -q tests/packaging
 
+$(SUPPLY)/.done: constraints.txt
+	$(PYTHON) -m venv $(SUPPLY)
+	$(SUPPLY)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  'pip-tools>=7.6,<8' 'cyclonedx-bom>=7.5,<8'
+	@touch $@
+
+locks: $(SUPPLY)/.done ## requirements/ anew from constraints.txt: what a device and a server install, with hashes
+	scripts/lock.sh $(SUPPLY)
+
+sbom: $(SUPPLY)/.done ## install both by their hashes, and list them as CycloneDX in out/sbom: a minute, a network
+	scripts/sbom.sh $(SUPPLY)
+
 bundle: ## what machines without a network install from, in out/bundle: EXTRAS=server for a server
 	PYTHON=$(PYTHON) scripts/offline_bundle.sh --out out/bundle $(if $(EXTRAS),--extras $(EXTRAS))
 
 clean: ## remove the virtual environment and everything made
-	rm -rf $(VENV) $(FLOWER) $(FUZZ) $(DEPLOY_LINT) out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FLOWER) $(FUZZ) $(DEPLOY_LINT) $(SUPPLY) out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -64,6 +64,20 @@ def unpacked(bundles, tmp_path):
     return tmp_path / f"fedloom-{__version__}-{platform.machine()}"
 
 
+def test_two_builds_are_the_same_bytes(wheel, tmp_path):
+    """Of the same files in another folder, with other times and permissions."""
+    copy, again = tmp_path / "copy", tmp_path / "again"
+    run("git", "clone", "-q", ROOT, copy)
+    for name in run("git", "ls-files").splitlines():
+        if (ROOT / name).exists():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, copy / name)
+            (copy / name).chmod(0o600)
+            os.utime(copy / name, (1_000_000_000, 1_000_000_000))
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", again, copy)
+    assert (again / wheel.name).read_bytes() == wheel.read_bytes()
+
+
 def sources():
     """Every tracked file under the packages' roots, by its name in a wheel."""
     said = run("git", "ls-files", "--", *(f"{root}/fedloom" for root in ROOTS))
