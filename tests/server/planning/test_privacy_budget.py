@@ -109,6 +109,14 @@ def test_an_unknown_mechanism_has_no_bound():
     assert spent(runs, group("c"), DELTA) == 0
 
 
+def test_noise_from_a_seed_has_no_bound():
+    """The author of the run knows the seed, and can subtract the noise."""
+    seeded = run("a", spec={**SPEC, "privacy": {**TABLE, "noise": "seed"}})
+    assert spent(known(seeded), group("a"), DELTA) == math.inf
+    why = refusal({}, seeded, [covering(budget(100.0), w="")])
+    assert "without a bound on what it reveals: its noise is from a seed" in why
+
+
 def test_all_groups_over_a_budget_are_found():
     """Against every group by itself; where all runs together fit, by one composition."""
     runs = known(run("a"), run("b", committed=4), run("c", committed=2))

@@ -79,6 +79,8 @@ class RunSpending:
             return made(spent=None, planned=None)
         try:
             settings = call(Privacy, spec["privacy"], table="privacy")
+            if settings.noise == "seed":  # its author can subtract it
+                return made(spent=None, planned=None)
             noise, last = float((claim or {})["noise_multiplier"]), int((claim or {})["rounds"])
             goal, wanted = int(spec["cohort"]["goal"]), int(spec["rounds"])
             released = committed if settings.central else max(opened, committed)
@@ -285,16 +287,20 @@ def _refusal(runs: Mapping[str, RunSpending], run: RunSpending, covered: Covered
     found = over_budget(covered, after)
     if not found:
         return ""
+    if run.planned is None:
+        return (
+            f"Expected a run that {budget} has room for, got one without a bound on what it "
+            "reveals: its noise is from a seed that its author knows, or its claim is not known. "
+            'Set privacy.noise = "secure".'
+        )
     worst = max(found, key=lambda group: (found[group], sorted(group)))
     count = sum(len(groups[group]) for group in found)
     every = sum(map(len, groups.values()))
     name = f", such as {groups[worst][0]}" if groups[worst] else ""
     whose = f"for {count} of {_clients(every)}{name}" if every else "for any client"
     already = spent(runs, worst - {run.id}, budget.delta)
-    fits = 0
-    if run.planned is not None:
-        fits = fitting_rounds(lambda n: after(worst, n) <= budget.epsilon, run.planned.rounds)
-    planned = 0 if run.planned is None else run.planned.rounds
+    planned = run.planned.rounds
+    fits = fitting_rounds(lambda n: after(worst, n) <= budget.epsilon, planned)
     return (
         f"Expected a run that {budget} has room for, got one that exceeds it {whose}: spent "
         f"{already:.4g}, with what active runs reserve {after(worst, 0):.4g}, and with the "
