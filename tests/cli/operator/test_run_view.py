@@ -33,6 +33,11 @@ def test_mean_progress_and_loss_are_shown():
     assert _line(training=0.4, progress={"a": {"fraction": 0.4, "loss": None}}).endswith("40% done")
 
 
+def test_clients_that_a_claim_holds_back_are_counted():
+    line = _line(state="selecting", available=1, held_back=7)
+    assert line.endswith("waits for 3 clients (1 available, 7 held back by the privacy claim)")
+
+
 def test_no_progress_is_shown_without_reports():
     """Also if the server sends no progress."""
     assert _line(training=None, progress={}) == _line()

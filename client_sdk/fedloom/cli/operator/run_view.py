@@ -137,7 +137,9 @@ def _open_round(live: dict[str, Any], found: dict[str, Any]) -> RenderableType:
         return Text(f"no round is open · {live['clients_available']} clients idle", style="dim")
     line = Text(f"round {now['number']} ({now['kind']}) ", style="cyan")
     if now["state"] == "selecting":
-        waiting = f"waits for {now['goal']} clients ({now['available']} available)"
+        held = now.get("held_back", 0)
+        rest = f", {held} held back by the privacy claim" if held else ""
+        waiting = f"waits for {now['goal']} clients ({now['available']} available{rest})"
         return line.append(waiting, style="yellow" if found["state"] == "running" else "dim")
     line.append(f"{now['state']} · {now['accepted']} of {now['goal']} updates", style="default")
     phases = ", ".join(f"{n} {phase}" for phase, n in now["clients"].items() if n)

@@ -18,6 +18,7 @@ MECHANISMS: Final[dict[str, dict[str, Any]]] = {
     "dp_fedavg, Poisson, clip at the median": {"clip": 1.0, "clip_quantile": 0.5, **POISSON},
     "dp_fedavg, no sampling assumed": {"clip": 1.0},
     "dp_ftrl, trees of 4 rounds": {"mechanism": "dp_ftrl", "clip": 1.0, "restart_every": 4},
+    "dp_bandmf, separation of 4 rounds": {"mechanism": "dp_bandmf", "clip": 1.0, "separation": 4},
     "local": {"mechanism": "local", "clip": 1.0},
 }
 EPSILONS: Final = (1, 2, 4, 8)

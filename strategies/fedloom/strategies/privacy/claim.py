@@ -151,7 +151,8 @@ class Plan:
         if self.releases.factor is None:
             return f"on each node of a tree over {self.settings.restart_every} rounds"
         bands = self.releases.factor.bands
-        return f"in each round, correlated over {bands} rounds by a banded matrix"
+        kept = f" (kept by the server: {bands - 1} × 4 bytes a parameter)" if bands > 1 else ""
+        return f"in each round, correlated over {bands} rounds by a banded matrix{kept}"
 
     def _error(self) -> str:
         rounds = min(self.rounds, self.affordable)
