@@ -26,17 +26,18 @@ def mixing_of_trees(rounds, every):
     return mixing
 
 
-def sensitivity_of_trees(rounds, every):
+def sensitivity_of_trees(rounds, every, most=None):
     """The largest norm of a client's unit updates in units of the nodes' noise.
 
     The outputs are x + W n with one normal n for each node: a client in the rounds of e moves them
-    by W⁻¹ e, once in each tree.
+    by W⁻¹ e, once in each tree, and in `most` trees if that is set.
     """
     moved = np.linalg.inv(mixing_of_trees(rounds, every))
-    longest = 0.0
-    for start in range(0, rounds, every):
-        longest += max((moved[:, at] ** 2).sum() for at in range(start, min(start + every, rounds)))
-    return math.sqrt(longest)
+    trees = [
+        max((moved[:, at] ** 2).sum() for at in range(start, min(start + every, rounds)))
+        for start in range(0, rounds, every)
+    ]
+    return math.sqrt(sum(sorted(trees, reverse=True)[:most]))
 
 
 def column_of_bands(factor, rounds):

@@ -237,6 +237,8 @@ def test_unsampled_mechanisms_are_within_their_claim(noise, rounds):
     for every in (4, 7, 16):
         table = {"mechanism": "dp_ftrl", "restart_every": every}
         tables[f"trees of {every}"] = table, sensitivity_of_trees(rounds, every)
+        limited = {**table, "participations": 2}
+        tables[f"two trees of {every}"] = limited, sensitivity_of_trees(rounds, every, 2)
     for separation, bands, most in BANDS if rounds <= 16 else BANDS[:1]:
         table = {"mechanism": "dp_bandmf", "separation": separation, "bands": bands}
         table |= {} if most is None else {"participations": most}

@@ -100,10 +100,15 @@ def test_the_noise_of_a_round_is_stored_once(tmp_path):
     named, files = [], set()
     for number in range(1, 5):
         plan = replace(plan, number=number, trained=number - 1)
-        after = advance(
-            setup, state_files.load(models, setup, plan), result_of(setup, [0.5], number=number)
-        )
-        model, text = state_files.store(models, setup, plan, after)
+        stored = [
+            state_files.store(models, setup, plan, advance(setup, before, result))
+            for before, result in (
+                (state_files.load(models, setup, plan), result_of(setup, [0.5], number=number))
+                for _ in range(2)  # the second time as after a crash
+            )
+        ]
+        assert stored[0] == stored[1]
+        model, text = stored[0]
         plan = replace(plan, model=model.digest, strategy_state=text)
         note = StateNote.read(text)
         named.append(dict(note.noise))

@@ -78,7 +78,8 @@ def test_a_claim_states_its_conditions():
     text = "\n".join(claim_lines(plan(banded, goal=20, rounds=50).claim()))
     for part in (
         "at most once in any 9 rounds in a row, and in at most 2 rounds, which the server",
-        "4 × clip in each round, correlated over 7 rounds", "6 × 4 bytes", "zero-out", "that may take part may",
+        "4 × clip in each round, correlated over 7 rounds", "6 × 4 bytes", "zero-out",
+        "that may take part may",
         "on sums of the first rounds",
     ):  # fmt: skip
         assert part in text, part
