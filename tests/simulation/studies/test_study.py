@@ -200,13 +200,14 @@ def test_heterogeneity_results_support_their_claim():
 def test_privacy_results_show_its_cost():
     """At epsilon 4, Poisson sampling is within 0.03 of no privacy; less assumed costs more."""
     results = study.StudyResults.read(study.COMMITTED / "privacy")
-    none, poisson, tree, any_, local = (
+    none, poisson, tree, any_, local, banded = (
         results.entry(row, "epsilon 4", "accuracy").mean
         for row in (
             "no privacy", "dp_fedavg, Poisson sampling", "dp_ftrl, trees of 4 rounds",
-            "dp_fedavg, no sampling assumed", "local",
+            "dp_fedavg, no sampling assumed", "local", "dp_bandmf, separation of 4 rounds",
         )
     )  # fmt: skip
     assert none >= poisson > none - 0.03
     assert poisson > tree > any_ > local
+    assert banded > tree
     assert all(run.values.get("epsilon", 0) <= int(run.column.split()[1]) for run in results.runs)

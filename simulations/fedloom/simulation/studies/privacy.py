@@ -82,6 +82,8 @@ REMARKS = """
 - Without an assumption on sampling the same client may be in all 40 rounds, and at epsilon 8 the
   noise is three times that of Poisson sampling. DP-FTRL lies between, and equals Poisson sampling
   at epsilon 8: it asks each client once in 4 rounds.
+- The banded matrix asks each client once in 4 rounds, too, and has 1.5 times less noise on sums of
+  rounds than trees of 4: at epsilon 1 accuracy is 0.830 instead of 0.695.
 - A clip norm that follows the median norm does as well as one that was chosen well by hand.
 - With noise on each device the model learns nothing here: that takes far more clients, or a far
   larger epsilon. Models that diverged count as 0.
