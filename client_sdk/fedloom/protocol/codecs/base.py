@@ -105,6 +105,7 @@ class Codec(ABC):
         remembers: whether encoding continues from the `memory` of the previous one.
         exact: whether decoding restores every bit.
         slow: whether checking is slow enough to need a thread.
+        varies: whether the bytes of an encoded tensor depend on its values.
     """
 
     name: ClassVar[str]
@@ -113,6 +114,7 @@ class Codec(ABC):
     remembers: ClassVar[bool] = False
     exact: ClassVar[bool] = False
     slow: ClassVar[bool] = False
+    varies: ClassVar[bool] = False
 
     @property
     def biased(self) -> bool:

@@ -55,6 +55,7 @@ class Lossless(Codec):
     forms: ClassVar[tuple[tuple[str, ...], ...]] = (("lengths", "data"),)
     exact: ClassVar[bool] = True
     slow: ClassVar[bool] = True
+    varies: ClassVar[bool] = True
     level: int = 1
 
     def __post_init__(self) -> None:

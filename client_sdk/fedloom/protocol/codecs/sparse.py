@@ -87,6 +87,7 @@ class TopK(_Sparse):
     """
 
     name: ClassVar[str] = "top_k"
+    varies: ClassVar[bool] = True
     biased: ClassVar[bool] = True
     forms: ClassVar[tuple[tuple[str, ...], ...]] = (("values", "gaps"), ("values", "bits"))
 

@@ -9,7 +9,7 @@ Invariants: no whole difference is held in memory; the checksum is of the writte
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from crc32c import crc32c
@@ -93,6 +93,11 @@ class TensorPart:
         return changed(lambda of, _: of[0], self.values, dtype=dtype)
 
 
+_Planned: TypeAlias = tuple[
+    list[fleet_pb2.Part], list[TensorEntry], dict[str, tuple[Values, Values | None]]
+]
+
+
 def write_body(
     path: Path, parts: Iterable[TensorPart], manifest: Manifest
 ) -> tuple[list[fleet_pb2.Part], int, int]:
@@ -101,6 +106,30 @@ def write_body(
     Returns:
         The header's parts, the body's length in bytes and its CRC-32C.
     """
+    described, entries, arrays = _planned(parts, manifest)
+    if not described:
+        path.write_bytes(b"")
+        return [], 0, 0
+    header, layout = build_header(entries)
+    checksum = crc32c(header)
+    with path.open("wb") as file:
+        file.write(header)
+        for name, info in layout.tensors.items():
+            for block in _blocks(*arrays[name], DTYPES[info.dtype]):
+                raw = block.view(np.uint8).data
+                checksum = crc32c(raw, checksum)
+                file.write(raw)
+    return described, layout.size_bytes, checksum
+
+
+def body_bytes(parts: Iterable[TensorPart], manifest: Manifest) -> int:
+    """Return the length of an update's body."""
+    _, entries, _ = _planned(parts, manifest)
+    return build_header(entries)[1].size_bytes if entries else 0
+
+
+def _planned(parts: Iterable[TensorPart], manifest: Manifest) -> _Planned:
+    """The header's parts, the body's entries, and the arrays of each."""
     entries: list[TensorEntry] = []
     arrays: dict[str, tuple[Values, Values | None]] = {}
     described: list[fleet_pb2.Part] = []
@@ -127,19 +156,7 @@ def write_body(
             entries.append(TensorEntry(message.values, manifest.wire_dtype(part.tensor), shape))
             arrays[message.values] = part.values, part.less
         described.append(message)
-    if not described:
-        path.write_bytes(b"")
-        return [], 0, 0
-    header, layout = build_header(entries)
-    checksum = crc32c(header)
-    with path.open("wb") as file:
-        file.write(header)
-        for name, info in layout.tensors.items():
-            for block in _blocks(*arrays[name], DTYPES[info.dtype]):
-                raw = block.view(np.uint8).data
-                checksum = crc32c(raw, checksum)
-                file.write(raw)
-    return described, layout.size_bytes, checksum
+    return described, entries, arrays
 
 
 def _blocks(values: Values, less: Values | None, dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:

@@ -72,6 +72,7 @@ class Trained:
         refused: client → the reason, of refused updates.
         shares: of the work, by worker.
         asked_in: accepted client → the round of its task; for buffers.
+        sizes: client → the bytes of its update, if they depend on the values.
     """
 
     play: Play
@@ -81,6 +82,7 @@ class Trained:
     shares: tuple[WorkerShare, ...] = ()
     updates: Updates | None = None
     asked_in: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
 
     @property
     def committed(self) -> bool:
@@ -244,7 +246,9 @@ class Trainer:
         upload_bytes = cache(
             lambda number: self.traffic.upload_bytes(self.asked(replace(what, number=number)))
         )
-        return sum(upload_bytes(done.asked_in.get(c, what.number))(c) for c in came)
+        return sum(
+            done.sizes.get(c) or upload_bytes(done.asked_in.get(c, what.number))(c) for c in came
+        )
 
     def train(
         self, params: Params, task: RoundTask, jobs: list[ClientJob], result: Trained,
@@ -255,6 +259,7 @@ class Trainer:
         ordered = longest_first(groups, self._times.predict())
         gave = self._crew.train(RoundWork(params, task, ordered, result.partial, progress))
         self._times.observe(gave.reports)
+        result.sizes |= {each.client: each.bytes_up for each in gave.reports}
         result.shares = _added(result.shares, gave.shares)
         return gave.reports
 

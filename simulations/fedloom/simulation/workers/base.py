@@ -48,6 +48,7 @@ class Report:
         reason: why it was refused.
         has_tensors: whether its update was accepted and has tensors.
         header: of the update, if it was written to a file.
+        bytes_up: of the update's body, if they depend on its values; else 0.
     """
 
     client: int
@@ -58,6 +59,7 @@ class Report:
     reason: str = ""
     has_tensors: bool = False
     header: bytes = b""
+    bytes_up: int = 0
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import DTYPES
 from fedloom.protocol.tensors.value_checks import ValueChecker, check_scalars, check_weight
-from fedloom.protocol.updates.message import Limits, TensorPart
+from fedloom.protocol.updates.message import Limits, TensorPart, body_bytes
 from fedloom.simulation.kernels.base import (
     ClientJob,
     ClientOutcome,
@@ -75,6 +75,7 @@ class Worker:
         self._checks = checks
         self._names = names
         self._scratch: dict[tuple[str, str], NDArray[np.generic]] = {}
+        self._bytes_up = 0
 
     def train(
         self, params: Params, task: RoundTask, jobs: Sequence[ClientJob], partial: Partial
@@ -92,7 +93,7 @@ class Worker:
         task = replace(task, local=_Locals(received, recalled, task.personal))
         job_of = {job.client: job for job in jobs}
         for outcome in self._outcomes(params, task, jobs):
-            code, reason, header = "", "", None
+            code, reason, header, self._bytes_up = "", "", None, 0
             try:
                 header = self._admit(outcome, task, job_of[outcome.client], partial, memory)
             except Refusal as refusal:
@@ -107,6 +108,7 @@ class Worker:
                 reason=reason,
                 has_tensors=header is not None,
                 header=header or b"",
+                bytes_up=self._bytes_up,
             )
             begin = time.perf_counter()
 
@@ -191,6 +193,8 @@ class Worker:
             before = slots_from_arrays(memory.recall(job.client, job.memory_round))
         manifest = self._checks.manifest
         compressed = compress(task.compression, settled.parts, manifest, job.seed, before)
+        if task.compression.codec.varies:
+            self._bytes_up = body_bytes(compressed.parts, manifest)
         return compressed.parts, kept | compressed.memory
 
     def _check(self, differences: Sequence[_Difference], task: RoundTask) -> None:
