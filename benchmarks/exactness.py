@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.strategies import Full, Partial, TensorSpec, exponent, weight_units
+from fedloom.strategies.exact.grid import SUM_BITS, Grid
 
 KEY = ("delta", "w")
 
@@ -63,6 +64,49 @@ WEIGHTINGS = {
     "any": lambda rng, clients: rng.uniform(1, 1000, clients),
     "shares": lambda rng, clients: rng.dirichlet(np.ones(clients)).clip(min=1e-9),
 }
+
+
+def narrow(bits, weighting, deltas, weights, truth):
+    """A narrow sum under fitting bounds: its stated and largest error, and its zeros."""
+    clients, size = deltas.shape
+    grid = Grid(
+        bits=bits,
+        max_abs=float(np.abs(deltas).max()),
+        weighting=weighting,
+        max_weight=float(weights.max()),
+        updates=2 * clients + 64,
+    )
+    spec = TensorSpec(shape=(size,), dtype=deltas.dtype)
+    partial = Partial({KEY: spec}, grid.exponent, narrow=True)
+    for delta, weight in zip(deltas, weights, strict=True):
+        partial.add_array(KEY, Full(), weight_units(float(weight)), delta)
+    mean = partial.mean_block(KEY, 0, size)[0]
+    errors = [abs(Fraction(float(m)) - t) for m, t in zip(mean, truth, strict=True)]
+    return {
+        "bits": bits,
+        "stated_error": grid.largest_error,
+        "max_error": float(max(errors)),
+        "zeros": partial.underflow,
+    }
+
+
+def narrow_rows(arguments):
+    """Narrow sums of each width, of equal weights and of whole numbers of examples."""
+    rows = []
+    for clients, weighting in product(arguments.clients, ("uniform", "examples")):
+        rng = np.random.default_rng(arguments.seed)
+        shape = clients, arguments.size
+        deltas = (arguments.scale * rng.standard_normal(shape)).astype(np.float32)
+        weights = WEIGHTINGS["examples"](rng, clients)
+        if weighting == "uniform":
+            weights = np.ones(clients)
+        truth = exact(deltas, weights)
+        for bits in SUM_BITS:
+            found = narrow(bits, weighting, deltas, weights, truth)
+            rows.append({"clients": clients, "weights": weighting, **found})
+    return rows
+
+
 METHODS = {
     "exact (default)": ours,
     "sum_bits = 64, fitting bounds": lambda d, w: ours(d, w, 1.0, float(w.max()), narrow=True),
@@ -100,8 +144,18 @@ def main():
             f"{row['clients']:7}  {row['weights']:10}{row['method']:34}{row['max_error']:10.1e}"
             f"{row['mean_error']:9.1e}{row['order_dependent']:7.1%}"
         )
+    widths = narrow_rows(arguments)
+    print(
+        f"\n{'clients':>7}  {'weights':10}{'bits':>4}{'stated error':>14}{'largest':>9}{'zeros':>8}"
+    )
+    for row in widths:
+        print(
+            f"{row['clients']:7}  {row['weights']:10}{row['bits']:4}{row['stated_error']:14.1e}"
+            f"{row['max_error']:9.1e}{row['zeros']:8.2%}"
+        )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"size": arguments.size, "rows": rows}, indent=2) + "\n")
+    results = {"size": arguments.size, "rows": rows, "narrow": widths}
+    arguments.out.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":
