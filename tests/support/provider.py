@@ -27,7 +27,11 @@ class Provider:
 
     def __init__(self, client_id="fedloom"):
         self.client_id = client_id
-        self.claims = {"email": "ann@example.org", "groups": ["staff", "fl-operators"]}
+        self.claims = {
+            "email": "ann@example.org",
+            "email_verified": True,
+            "groups": ["staff", "fl-operators"],
+        }
         self.lie = ""
         self.seen = []
         self._codes = {}

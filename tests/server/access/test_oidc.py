@@ -16,6 +16,8 @@ from support.door import Door
 from support.provider import SECRET, Provider
 from support.visitor import Visitor
 
+VERIFIED = {"email": "ann@example.org", "email_verified": True}
+
 
 @pytest.fixture(scope="module")
 def provider():
@@ -43,7 +45,7 @@ def door(tmp_path_factory, provider):
 def honest(provider, door):
     """Each test begins with an honest provider without cached documents."""
     provider.lie = ""
-    provider.claims = {"email": "ann@example.org", "groups": ["staff", "fl-operators"]}
+    provider.claims = VERIFIED | {"groups": ["staff", "fl-operators"]}
     door.app.state.context.gate.oidc._provider._kept.clear()
 
 
@@ -112,12 +114,14 @@ def test_provider_errors_are_503(door, provider, lie):
 @pytest.mark.parametrize(
     "claims",
     [
-        {"email": "ann@example.org"},
-        {"email": "ann@example.org", "groups": ["others"]},
-        {"email": "ann@example.org", "groups": {"fl-admins": True}},
-        {"groups": ["fl-admins"]},
-        {"email": "", "groups": ["fl-admins"]},
-        {"email": "ann@example.org", "email_verified": False, "groups": ["fl-admins"]},
+        VERIFIED,
+        VERIFIED | {"groups": ["others"]},
+        VERIFIED | {"groups": {"fl-admins": True}},
+        {"email_verified": True, "groups": ["fl-admins"]},
+        VERIFIED | {"email": "", "groups": ["fl-admins"]},
+        VERIFIED | {"email_verified": False, "groups": ["fl-admins"]},
+        VERIFIED | {"email_verified": "false", "groups": ["fl-admins"]},
+        {"email": "ann@example.org", "groups": ["fl-admins"]},
     ],
 )
 def test_user_without_a_mapped_claim_is_refused(door, provider, claims):

@@ -195,8 +195,12 @@ class Oidc:
         name, scope = claims.get(self.config.name_claim), scope_of(self.config, claims)
         if not isinstance(name, str) or not name:
             raise _refused(f"the ID token has no claim {self.config.name_claim!r}")
-        if self.config.name_claim == "email" and claims.get("email_verified") is False:
-            raise _refused("the email address is not verified")
+        if self.config.name_claim == "email" and claims.get("email_verified") is not True:
+            raise _refused(
+                "expected email_verified = true in the ID token, got "
+                f"{str(claims.get('email_verified', 'none'))[:20]!r}: let the provider send it, or "
+                "set oidc.name_claim to a claim that users cannot choose, such as sub"
+            )
         if scope is None:
             raise _refused(
                 f"no value of {self.config.scope_claim!r} gives {printable(name, 80)} a scope "
