@@ -176,7 +176,7 @@ def _show_client(found: dict[str, Any]) -> None:
         f"{_figure(found['reserved'])}."
     )
     if found["public"]:
-        click.echo(f"Not counted: {found['public']} runs without [privacy], which have no bound.")
+        click.echo(f"Not counted: runs without [privacy], which have no bound: {found['public']}.")
     if found["in_runs"]:
         click.echo()
         _show_runs(found["in_runs"])

@@ -3,6 +3,7 @@
 from fedloom.protocol.errors import UsageError
 from fedloom.server.access.principal import Principal
 from fedloom.server.ledger.privacy.budgets import BudgetRow
+from fedloom.server.planning.privacy_budget import counted
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.privacy import budget_view, privacy_ledger
 from fedloom.server.queries.privacy_views import NewPrivacyBudget, PrivacyBudgetActed
@@ -78,7 +79,7 @@ async def _words(context: ConsoleContext, wish: NewPrivacyBudget, label: str) ->
     found = await privacy_ledger(context, label=label, delta=wish.delta)
     now = next(each for each in found.populations if each.label == label)
     first = (
-        f"Each of {now.clients} clients may spend epsilon {wish.epsilon:g} at delta "
+        f"Each of {counted(now.clients)} may spend epsilon {wish.epsilon:g} at delta "
         f"{wish.delta:g} over all runs; further runs are refused. So far the largest is "
         f"{_figure(now.spent)}, with active runs {_figure(now.reserved)}."
     )
@@ -93,11 +94,14 @@ async def _words(context: ConsoleContext, wish: NewPrivacyBudget, label: str) ->
         if public:
             parts.append(f"Active ones no longer draw them: {', '.join(public)}.")
     if now.public:
-        parts.append(f"{now.public} of them were in runs without [privacy], which is not counted.")
+        parts.append(
+            f"{counted(now.public)} of them took part in runs without [privacy], which is not "
+            "counted."
+        )
     only_own = await context.in_reader(context.ledger.num_only_own, label) if label else 0
     if only_own:
         parts.append(
-            f"{only_own} clients have the label by their own word alone; it does not cover them."
+            f"Not covered, since only the device itself set the label: {counted(only_own)}."
         )
     return " ".join(parts)
 

@@ -270,7 +270,7 @@ def _refusal(runs: Mapping[str, RunSpending], run: RunSpending, covered: Covered
         if budget.allow_public or not (count or not budget.label):
             return ""
         return (
-            f"Expected a run with [privacy]: {budget} covers {_clients(count)} that it could draw, "
+            f"Expected a run with [privacy]: {budget} covers {counted(count)} that it could draw, "
             "and without [privacy] a run has no bound on what it reveals. Add a [privacy] table, "
             "or let an administrator allow such runs (`fedloom privacy budget set … "
             "--allow-public`)."
@@ -297,7 +297,7 @@ def _refusal(runs: Mapping[str, RunSpending], run: RunSpending, covered: Covered
     count = sum(len(groups[group]) for group in found)
     every = sum(map(len, groups.values()))
     name = f", such as {groups[worst][0]}" if groups[worst] else ""
-    whose = f"for {count} of {_clients(every)}{name}" if every else "for any client"
+    whose = f"for {count} of {counted(every)}{name}" if every else "for any client"
     already = spent(runs, worst - {run.id}, budget.delta)
     planned = run.planned.rounds
     fits = fitting_rounds(lambda n: after(worst, n) <= budget.epsilon, planned)
@@ -311,5 +311,6 @@ def _refusal(runs: Mapping[str, RunSpending], run: RunSpending, covered: Covered
     )
 
 
-def _clients(count: int) -> str:
+def counted(count: int) -> str:
+    """Return a number of clients in words."""
     return f"{count} client" if count == 1 else f"{count} clients"

