@@ -161,14 +161,14 @@ def test_bands_of_one_are_independent_noise():
     assert np.abs(np.corrcoef(noise) - np.eye(6)).max() < 5 / math.sqrt(9000)
 
 
-@pytest.mark.parametrize("every", [50])
+@pytest.mark.parametrize("every", [50, pytest.param(250, marks=pytest.mark.long)])
 def test_noise_over_1000_rounds_is_a_third_of_the_trees(every):
-    """Drawn by the code that runs, at equal epsilon, for a client in one of 50 rounds."""
+    """Drawn by the code that runs, at equal epsilon, for a client in one of so many rounds."""
     rounds, size = 1000, 256
     drawn = {}
     for name, settings in {
         "tree": {"mechanism": "dp_ftrl", "restart_every": every},
-        "banded": {"mechanism": "dp_bandmf", "separation": every},
+        "banded": {"mechanism": "dp_bandmf", "separation": every, "bands": every},
     }.items():
         release = release_of(size, rounds=rounds, **settings)
         moved = sensitivity(Releases.of(release.settings, 1.0, 1, rounds), rounds)
