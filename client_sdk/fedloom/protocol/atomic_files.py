@@ -14,18 +14,20 @@ from pathlib import Path
 
 
 @contextmanager
-def drafted(path: Path, *, sync: bool = False) -> Iterator[Path]:
+def drafted(path: Path, *, sync: bool = False, mode: int = 0o666) -> Iterator[Path]:
     """A draft to write to, which replaces `path` when the context ends.
 
     Args:
         path: of the file; its folder exists.
         sync: also after a power loss.
+        mode: of the new file, which the umask narrows.
 
     Raises:
         OSError: writing failed.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        draft.touch(mode)
         yield draft
         if sync:
             with draft.open("rb") as file:
@@ -35,11 +37,11 @@ def drafted(path: Path, *, sync: bool = False) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, data: str | bytes, *, sync: bool = False) -> None:
+def write_whole(path: Path, data: str | bytes, *, sync: bool = False, mode: int = 0o666) -> None:
     """Write a file as in `drafted`; text in UTF-8, with its line ends unchanged.
 
     Raises:
         OSError: writing failed; the file is unchanged.
     """
-    with drafted(path, sync=sync) as draft:
+    with drafted(path, sync=sync, mode=mode) as draft:
         draft.write_bytes(data.encode() if isinstance(data, str) else data)

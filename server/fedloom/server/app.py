@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import logging
+import os
 import signal
 import socket
 import sys
@@ -40,6 +41,7 @@ from fedloom.protocol import tracing  # noqa: E402
 from fedloom.protocol.atomic_files import write_whole  # noqa: E402
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError  # noqa: E402
 from fedloom.protocol.transport import methods  # noqa: E402
+from fedloom.protocol.trust.private_files import make_private  # noqa: E402
 from fedloom.protocol.version import __version__  # noqa: E402
 from fedloom.server import config as configuration  # noqa: E402
 from fedloom.server.access import oidc_http  # noqa: E402
@@ -195,6 +197,9 @@ class Server:
 
     async def _start(self) -> None:
         state_dir, config = self._state_dir, self.config
+        if mended := make_private(state_dir, configuration.PRIVATE):
+            text = ", ".join(mended[:8]) + ", ..." * (len(mended) > 8)
+            log.warning("took %d files and folders from other users: %s", len(mended), text)
         listener = await self._stack.enter_async_context(
             unix_socket.listening(state_dir / "control.sock")
         )
@@ -370,6 +375,7 @@ def run(state_dir: Path, *, plaintext: bool = False, ready: Path | None = None) 
         plaintext: no TLS; on loopback only.
         ready: file to which the ports are written, atomically, once all listen.
     """
+    os.umask(0o077)  # also for the files of SQLite and of libraries
 
     async def main() -> None:
         stopping = asyncio.Event()

@@ -66,6 +66,7 @@ def init(
         "enrolment": enrolment,
         "names": list(made.names),
         "root_sha256": made.root_sha256,
+        "mended": list(made.mended),
     }
     emit(document, lambda: _show_made(directory, federation, made))
 
@@ -77,10 +78,12 @@ class Made:
     Attributes:
         names: in the server's certificate.
         root_sha256: fingerprint of the root certificate, hex.
+        mended: files and folders that other users could read before, with their modes.
     """
 
     names: tuple[str, ...]
     root_sha256: str
+    mended: tuple[str, ...]
 
 
 def _hosts(*addresses: str) -> list[str]:
@@ -100,7 +103,7 @@ def create(
         UsageError: the directory already has a server, or a setting is not valid.
     """
     from fedloom.protocol.errors import UsageError  # noqa: PLC0415 - the module says why
-    from fedloom.protocol.trust.private_files import private_directory  # noqa: PLC0415
+    from fedloom.protocol.trust.private_files import make_private, private_directory  # noqa: PLC0415
     from fedloom.server import config as configuration  # noqa: PLC0415
     from fedloom.server.pki.authority import Authority  # noqa: PLC0415
     from fedloom.server.pki.signing_key import FOLDER, SigningKey  # noqa: PLC0415
@@ -118,7 +121,7 @@ def create(
         names=tuple(dict.fromkeys((*defaults.names, *_hosts(fleet, enrolment), *names))),
     )
     pki, now = directory / "pki", datetime.now(UTC)
-    private_directory(directory)
+    mended = make_private(private_directory(directory), configuration.PRIVATE)
     authority = Authority.load(pki) if pki.exists() else Authority.create(pki, federation, now)
     if authority.federation != federation:
         raise UsageError(
@@ -128,7 +131,7 @@ def create(
     authority.ensure_server_certificate(settings.names, now)
     SigningKey.ensure(directory / FOLDER, federation)
     configuration.write(directory, settings)
-    return Made(settings.names, authority.root_pin.hex())
+    return Made(settings.names, authority.root_pin.hex(), tuple(mended))
 
 
 def _show_made(directory: Path, federation: str, made: Made) -> None:
@@ -140,7 +143,8 @@ def _show_made(directory: Path, federation: str, made: Made) -> None:
         f"{', '.join(made.names)}\n"
         f"  {directory / 'signing'}/       key that signs offers and models\n"
         f"  root certificate SHA-256: {made.root_sha256}\n"
-        f"\nKeep a copy of {directory / 'pki' / 'root.key'} and of {directory / 'signing'}/ "
+        + "".join(f"  taken from other users: {each}\n" for each in made.mended)
+        + f"\nKeep a copy of {directory / 'pki' / 'root.key'} and of {directory / 'signing'}/ "
         "in a safe place. Next:\n"
         f"  fedloom server run{there}\n"
         f"  fedloom console{there}         prints a login link to the console\n"

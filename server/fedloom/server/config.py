@@ -13,9 +13,21 @@ from fedloom.protocol.settings import setting, toml
 from fedloom.protocol.tracing import Tracing
 from fedloom.protocol.transport import chunk_size
 from fedloom.protocol.transport.methods import CHUNK_BYTES
+from fedloom.protocol.trust.private_files import private_opener
 from fedloom.server.oidc_config import OidcConfig
 
 FILE = "server.toml"
+
+PRIVATE = (
+    FILE,
+    "models",
+    "spool",
+    "audit.head",
+    "ledger.sqlite",
+    "ledger.sqlite-wal",
+    "ledger.sqlite-shm",
+)
+"""Names in the state directory whose modes are narrowed if they are wide; wide keys are refused."""
 
 _OPTIONAL = ("oidc", "tracing", "flower")
 """Tables that are not in a new file: docs/console-security.md, docs/metrics.md, docs/flower.md."""
@@ -149,4 +161,5 @@ def write(state_dir: Path, config: ServerConfig) -> None:
     }
     head = ["# Settings of the server; see docs/deployment.md."]
     text = settings.template(ServerConfig, head, given, without=_OPTIONAL)
-    (state_dir / FILE).write_text(text)
+    with open(state_dir / FILE, "w", encoding="utf-8", opener=private_opener) as file:
+        file.write(text)

@@ -35,6 +35,7 @@ from fedloom.protocol.task_description import TaskDescription
 from fedloom.protocol.task_message import from_message
 from fedloom.protocol.tensors.container import read_params
 from fedloom.protocol.tensors.file_arrays import Scratch, stored_params
+from fedloom.protocol.trust.private_files import private_opener
 from fedloom.protocol.updates.compression import describe
 from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
@@ -159,7 +160,8 @@ class TaskRun:
                 self._check_partial()
             self._write(header, as_update(trained), path)
         else:
-            self.store.body_path(task.run, task.round).write_bytes(b"")
+            with open(self.store.body_path(task.run, task.round), "wb", opener=private_opener):
+                pass  # an update without a body
         self.store.add_unsent(header)
         crossing("client.outbox.written")
         return header

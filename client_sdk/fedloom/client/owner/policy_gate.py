@@ -74,7 +74,7 @@ class PolicyGate:
         now = self._now()
         self._taken = {key: at for key, at in self._taken.items() if now - at < DAY_S}
         try:
-            write_whole(self._path, json.dumps(self._taken))
+            write_whole(self._path, json.dumps(self._taken), mode=0o600)
         except OSError as error:
             log.warning("the count of rounds could not be stored: %s", error)
 

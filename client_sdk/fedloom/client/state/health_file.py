@@ -61,7 +61,7 @@ class HealthFile:
         self._attends = attends
         status = {"pid": os.getpid(), "attends": attends, "server": self._server, "at": time.time()}
         with suppress(OSError):
-            write_whole(self._path, json.dumps(status))
+            write_whole(self._path, json.dumps(status), mode=0o600)
 
 
 @dataclass(frozen=True, slots=True)

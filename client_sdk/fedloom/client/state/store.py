@@ -28,9 +28,18 @@ from fedloom.protocol.tensors.file_arrays import FileArray, Scratch, stored_para
 from fedloom.protocol.tensors.model_differences import apply
 from fedloom.protocol.trust.identity import generate_key, key_from_pem, key_to_pem
 from fedloom.protocol.trust.noise_stream import new_key
-from fedloom.protocol.trust.private_files import private_directory, read_private, write_private
+from fedloom.protocol.trust.private_files import (
+    make_private,
+    private_directory,
+    private_opener,
+    read_private,
+    write_private,
+)
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.exact.lazy_arrays import Values
+
+FILES = ("models", "outbox", "memory", "checkpoints", "agent.json", "rounds-taken.json")
+"""Names in the state whose modes are narrowed if they are wide; a key that is wide is refused."""
 
 KEEP_MODELS = 2
 KEEP_MEMORIES = 4
@@ -56,6 +65,8 @@ class ClientStore:
 
     def __init__(self, directory: Path) -> None:
         self.directory = private_directory(directory)
+        if mended := make_private(directory, FILES):
+            log.warning("took from other users: %s", ", ".join(mended[:8]))
         self._models = directory / "models"
         self._outbox = directory / "outbox"
         self._memory = directory / "memory"
@@ -239,7 +250,7 @@ class ClientStore:
         try:
             for step in steps:
                 params = apply(params, stored_params(self.model_path(step)), manifest)
-            with self._part_path(digest).open("wb") as file:
+            with open(self._part_path(digest), "wb", opener=private_opener) as file:
                 got = write_params(file, params, manifest.dtypes)
         finally:
             for step in steps:
@@ -273,7 +284,7 @@ class ClientStore:
             arrays: "slot/tensor" → array.
             before: the round whose memory it was made from; those in between did not count.
         """
-        write_file(self._memory_path(run, number), arrays)
+        write_file(self._memory_path(run, number), arrays, opener=private_opener)
         for path in self._memory.glob(f"{run}.*.safetensors"):
             if int(path.name.split(".")[-2]) not in (before, number):
                 path.unlink()
@@ -300,7 +311,8 @@ class ClientStore:
         """Record an update whose body is written: from now on it is the one to send."""
         path = self._header_path(header.task.run, header.task.round)
         temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(header.SerializeToString())
+        with open(temporary, "wb", opener=private_opener) as file:
+            file.write(header.SerializeToString())
         temporary.replace(path)
         self._drop_checkpoints()
 

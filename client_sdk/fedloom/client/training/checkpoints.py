@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.settings import setting
+from fedloom.protocol.trust.private_files import private_opener
 from fedloom.protocol.v1 import fleet_pb2
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class _Within(io.FileIO):
     """
 
     def __init__(self, path: Path, most_bytes: float) -> None:
-        super().__init__(path, "w")
+        super().__init__(path, "w", opener=private_opener)
         self._most = most_bytes
         self.failed: OSError | None = None
 

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -348,15 +348,20 @@ def write_params(
 
 
 def write_file(
-    path: Path, params: Mapping[str, Values], dtypes: Mapping[str, str] | None = None
+    path: Path,
+    params: Mapping[str, Values],
+    dtypes: Mapping[str, str] | None = None,
+    opener: Callable[[str, int], int] | None = None,
 ) -> str:
     """Write `path` durably and atomically: it holds the old bytes or the new ones, never a part.
+
+    `opener` is that of `open`; it decides the mode of the file.
 
     Returns:
         The SHA-256 of the file, lower-case hex.
     """
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
+    with open(temporary, "wb", opener=opener) as file:
         digest = write_params(file, params, dtypes)
         file.flush()
         os.fsync(file.fileno())

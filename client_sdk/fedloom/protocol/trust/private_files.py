@@ -12,10 +12,12 @@ than 0600.
 import os
 import secrets
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from fedloom.protocol.errors import UsageError
 
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -39,6 +41,46 @@ def private_directory(directory: Path) -> Path:
             f"chmod go-w {directory}"
         )
     return directory
+
+
+def make_private(directory: Path, names: Iterable[str]) -> list[str]:
+    """Take from other users what they may do with a directory, and with names in it.
+
+    Folders get mode 0700 and files 0600, as far as they belong to this user: a container platform
+    owns the folders that it mounts. Other names in the directory, and links, are left alone.
+
+    Args:
+        directory: of the state.
+        names: of the files and folders in it that are made private, with all that is in them.
+
+    Returns:
+        What was changed, with its mode before: `PATH (mode 644)`.
+    """
+    found = [directory]
+    for path in (directory / name for name in names):
+        if path.is_dir() and not path.is_symlink():
+            found += path.rglob("*")
+        found.append(path)
+    return [changed for path in found if (changed := _close(path))]
+
+
+def _close(path: Path) -> str:
+    """Make one file or folder private; returns what was changed, or an empty text."""
+    try:
+        state = path.lstat()
+        mode = stat.S_IMODE(state.st_mode)
+        is_kept = stat.S_ISDIR(state.st_mode) or stat.S_ISREG(state.st_mode)
+        if not is_kept or not mode & _OTHERS or state.st_uid != os.geteuid():
+            return ""
+        path.chmod(mode & ~_OTHERS)
+    except OSError:  # it is gone, or on a file system without modes
+        return ""
+    return f"{path} (mode {mode:o})"
+
+
+def private_opener(path: str, flags: int) -> int:
+    """For `open(path, mode, opener=private_opener)`: a new file has mode 0600."""
+    return os.open(path, flags, 0o600)
 
 
 def write_private(path: Path, data: bytes) -> None:

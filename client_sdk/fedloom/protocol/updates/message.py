@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedloom.protocol.codecs import Codec
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import DTYPES, TensorEntry, build_header
+from fedloom.protocol.trust.private_files import private_opener
 from fedloom.protocol.updates.compression import EncodedPart
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.exact.lazy_arrays import Values, changed, piece_of, pieces_of
@@ -108,11 +109,11 @@ def write_body(
     """
     described, entries, arrays = _planned(parts, manifest)
     if not described:
-        path.write_bytes(b"")
-        return [], 0, 0
+        with open(path, "wb", opener=private_opener):
+            return [], 0, 0
     header, layout = build_header(entries)
     checksum = crc32c(header)
-    with path.open("wb") as file:
+    with open(path, "wb", opener=private_opener) as file:
         file.write(header)
         for name, info in layout.tensors.items():
             for block in _blocks(*arrays[name], DTYPES[info.dtype]):
