@@ -74,4 +74,10 @@ REMARKS = """
   columns.
 - Rates were not tuned for each strategy; a search (`fedloom sweep`) may change any of these
   figures.
+- **Run again** on 22 November 2026. Sums are exact since, and SCAFFOLD's control variate is the
+  mean gradient of the steps that were taken. In the first column SCAFFOLD moved from 0.115 to
+  0.126, and in the first two no accuracy of another strategy by more than 0.006. In the last one
+  training is chaotic: with other last bits the same seed ends up to 0.32 away. There FedAvg moved
+  from 0.323 to 0.314, FedProx from 0.908 to 0.881, FedAdam from 0.655 to 0.597, FedNova from 0.362
+  to 0.323 and FedDyn from 0.161 to 0.151. So FedAvg and FedNova are not distinguishable there.
 """
