@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedloom.cli.connection.api_client import Control
+from fedloom.protocol.v1 import fleet_pb2
 from support.agents import Adder, Held, played, submit, until
 from support.patience import PATIENCE_S
 
@@ -182,3 +183,23 @@ def test_rounds_come_page_by_page(tmp_path):
         return pages, members
 
     assert played(tmp_path, scenario) == ([[5, 4], [3, 2], [1]], [["ann", "bob"], ["cid"]])
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_reasons_of_a_client_cannot_control_a_display(runner, federation, failed):
+    """Escape sequences, and characters that reverse the reading order, are stored as text."""
+
+    async def scene():
+        stream = await federation.attend(federation.enrol(f"odd-{failed}"))
+        run = await submit(federation, MODEL, cohort={"goal": 1})
+        said = {"task": (await stream.offer_of(run)).key, "reason": "\x1b[2J\u202esensor"}
+        message = {"task_failed": said} if failed else {"offer_reply": said}
+        await stream.say(fleet_pb2.ClientMessage(**message))
+        phase = "failed" if failed else "declined"
+        await until(lambda: [m.phase for m in federation.ledger.cohort(run, 1)] == [phase])
+        (member,) = federation.ledger.cohort(run, 1)
+        assert member.reason == r"\x1b[2J\u202esensor"
+        await federation.server.runs.command(run, "stop")
+        await stream.stop()
+
+    runner.run(scene())

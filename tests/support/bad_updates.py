@@ -311,6 +311,12 @@ def many_metrics(forged):
     return forged.body()
 
 
+def reversed_metric(forged):
+    """Report a metric whose name reverses the reading order."""
+    forged.header.evaluation.values["loss\u202e1.0"] = 1.0
+    return forged.body()
+
+
 def long_metric(forged):
     """Report a metric with a name of 300 characters."""
     forged.header.evaluation.values["m" * 300] = 1.0
@@ -476,6 +482,7 @@ BAD_UPDATES = {
     "evaluated on too many": (Code.WEIGHT_OUT_OF_RANGE, evaluated(2**64 - 1)),
     "too many metrics": (Code.MALFORMED, many_metrics),
     "metric with a long name": (Code.MALFORMED, long_metric),
+    "metric with an unprintable name": (Code.MALFORMED, reversed_metric),
     # the round
     "another model": (Code.WRONG_MODEL, announced(model_digest="0" * 64)),
     "stale round": (Code.STALE_ROUND, other_round(0)),

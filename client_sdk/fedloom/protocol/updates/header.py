@@ -138,10 +138,11 @@ def _check_metrics(metrics: fleet_pb2.Metrics) -> None:
             Code.MALFORMED, f"Expected at most {MAX_METRICS} metrics, got {len(metrics.values)}."
         )
     for name, value in metrics.values.items():
-        if len(name) > MAX_NAME:
+        if len(name) > MAX_NAME or not name.isprintable():
             raise Refusal(
                 Code.MALFORMED,
-                f"Expected metric names of at most {MAX_NAME} characters, got {len(name)}.",
+                f"Expected metric names of at most {MAX_NAME} printable characters, got "
+                f"{len(name)}: {name[:80]!r}.",
             )
         if not math.isfinite(value):
             raise Refusal(Code.NOT_FINITE, f"Expected a finite metric {name!r}, got {value}.")

@@ -222,16 +222,17 @@ class RoundDriver:
     def client_replied(self, client: str, reply: fleet_pb2.OfferReply) -> None:
         """A client accepted or declined its offer."""
         records, key = self._context.records, self.key_of(client)
-        self.trace.answered(client, "" if reply.accepted else printable(reply.reason))
+        reason = printable(reply.reason)
+        self.trace.answered(client, "" if reply.accepted else reason)
         if reply.accepted:
             records.took(key, client)
             self.feed(events.OfferAccepted(client))
         else:
-            records.ended(key, client, reply.reason)
-            self._note(client, Phase.DECLINED, reply.reason)
+            records.ended(key, client, reason)
+            self._note(client, Phase.DECLINED, reason)
             self._context.fleet.rest(client, reply.again_s)
             self._context.meters.declined.inc()
-            self.feed(events.OfferDeclined(client, reply.reason))
+            self.feed(events.OfferDeclined(client, reason))
             self._context.fleet.free(client, self.key_of(client))
 
     def client_failed(self, client: str, reason: str) -> None:
