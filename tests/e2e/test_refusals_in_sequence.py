@@ -323,8 +323,7 @@ def test_late_update_is_refused_when_its_round_is_over(runner, arena, caplog):
             for stream in arena.streams.values():
                 second = await stream.offer_of(opened.run)
                 assert second.key.round == 2
-            await call.write(body[100:101])
-            await call.write(body[101:])
+            await call.write(body[100:])  # one message: gRPC hides the refusal if it meets a write
             answer = await call.ending()
             assert_refused(answer, Code.ROUND_CLOSED)
             assert_recorded(arena, caplog, Code.ROUND_CLOSED, "mallory", opened.run)
