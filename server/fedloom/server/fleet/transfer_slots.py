@@ -17,9 +17,8 @@ one message in flight, and a client at most `MAX_PARKED` parked transfers.
 import asyncio
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from math import inf
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.transport.chunk_size import Chunks
@@ -175,7 +174,7 @@ class TransferSlots:
         self._doubted: OrderedDict[str, None] = OrderedDict()
         self._behind: set[str] = set()  # clients whose own transfer is in the way of their next
         self._timer: asyncio.TimerHandle | None = None
-        self._look_at = 0.0
+        self._overdue: dict[Transfer, float] = {}  # at the last look: since when each is idle
         self.busy = self.waiting = 0
 
     @asynccontextmanager
@@ -293,29 +292,27 @@ class TransferSlots:
                 transfer.granted.set_result(None)
                 self._line_up(name)
         if self.waiting and self._timer is None:
-            self._look_at = self.clock() + LOOK_S
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Park idle transfers that are in the way of others."""
-        self._timer = None
-        if self.clock() - self._look_at < LOOK_S:  # else this process was late, not its peers
-            for name in list(self._behind):
-                holder = self._clients[name].holder
-                self._park_idle(() if holder is None else (holder,))
-            for lane in (self._fast, self._slow):
-                while lane.turns and not lane.free and self._park_idle(lane.held):
-                    pass
-        self._grant()
+        """Park idle transfers that are in the way of others.
 
-    def _park_idle(self, transfers: Iterable[Transfer]) -> bool:
-        """Park the transfer that has been idle for longest, if for long enough."""
-        idle = [(t.idle_since, i, t) for i, t in enumerate(transfers) if t.idle_since is not None]
-        since, _, transfer = min(idle, default=(inf, 0, None))
-        if transfer is None or self.clock() - since < IDLE_S:
-            return False
-        self.park(transfer)
-        return True
+        Only those that were overdue at the last look too: if this process was late, the messages of
+        their peers have been received since.
+        """
+        self._timer = None
+        since, before = self.clock() - IDLE_S, self._overdue
+        held = [t for lane in (self._fast, self._slow) for t in lane.held]
+        self._overdue = {
+            t: t.idle_since for t in held if t.idle_since is not None and t.idle_since <= since
+        }
+        idle = [t for t, at in self._overdue.items() if before.get(t) == at]
+        for transfer in sorted(idle, key=self._overdue.__getitem__):
+            lane = transfer.lane
+            crowded = lane is not None and lane.turns and not lane.free
+            if crowded or transfer.client in self._behind:
+                self.park(transfer)
+        self._grant()
 
 
 def _stalled() -> Refusal:
