@@ -192,6 +192,14 @@ def test_a_barred_client_is_drawn_again_when_there_is_room(tmp_path):
         run = await private(federation, 2)  # waits for a third client
         await set_budget(federation, gaussian(3))
         await agents.start("cyd", Adder(0.1))
+        fleet = federation.contexts.fleet
+        await agents.stop("ada")
+        await until(lambda: fleet.get("ada") is None)
+        await agents.start("ada", Adder(0.1))
+        await until(lambda: "ada" in fleet.available())
+        candidates = federation.server.runs.get(run).round.engine.candidates
+        await until(lambda: "cyd" in candidates)
+        assert list(candidates) == ["cyd"]  # ada came back, and is still barred
         bar = federation.server.runs.bars[run]
         assert ("ada" in bar, "bob" in bar, "cyd" in bar) == (True, True, False)
         assert federation.ledger.run(run).last_round == 0
