@@ -163,10 +163,11 @@ def of_metrics(metrics: object, source: str) -> Iterator[Finding]:
         )
         return
     for name, value in metrics.items():
-        if not isinstance(name, str):
+        if not (isinstance(name, str) and name.isprintable()):
             yield Finding(
                 "metrics",
-                f"Expected names of metrics from {source} as text, got {_shown(name)}. Use text.",
+                f"Expected names of metrics from {source} as printable text, got {_shown(name)}. "
+                "Use text in one line.",
             )
         elif number(value) is None:
             yield Finding(
