@@ -149,7 +149,8 @@ def test_many_clients_keep_the_concurrency_and_every_update_counts_once(tmp_path
             keys = {(u.round, u.client) for u in updates}
             assert not keys & seen
             seen |= keys
-            buffers.append([(float(u.client[1:]), u.weight, u.round) for u in updates])
+            stored = [federation.ledger.find_update(run, u.round, u.client) for u in updates]
+            buffers.append([(float(u.client[1:]), u.weight, u.round) for u in stored])
         wanted = expected(federation.ledger.run(run).spec, buffers)
         model = result(federation, run)
         assert all(model[name].tobytes() == wanted[name].tobytes() for name in wanted)
