@@ -1,5 +1,7 @@
 """Errors of authentication and authorisation."""
 
+import math
+
 from fedloom.protocol.errors import DeniedError
 
 
@@ -21,3 +23,8 @@ class TooManyTriesError(DeniedError):
     def __init__(self, message: str, wait_s: float) -> None:
         super().__init__(message)
         self.wait_s = wait_s
+
+    @property
+    def retry_after(self) -> str:
+        """Value of the header `Retry-After`: whole seconds, after which the wait is over."""
+        return str(math.ceil(self.wait_s))

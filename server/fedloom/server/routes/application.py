@@ -225,7 +225,7 @@ def _headers(error: FedloomError) -> dict[str, str]:
     if isinstance(error, UnauthenticatedError):
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, TooManyTriesError):
-        return {"Retry-After": f"{error.wait_s:.0f}"}
+        return {"Retry-After": error.retry_after}
     return {}
 
 

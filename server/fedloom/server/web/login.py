@@ -58,7 +58,10 @@ async def log_in(context: Context, request: Request, _: Public) -> Response:
     try:
         secret = await gate.log_in(name, form.get("password", ""), gate.address(request))
     except (UnauthenticatedError, TooManyTriesError, UnavailableError) as error:
-        return await _page(context, _status(error), fault=str(error), name=name[:64], next=there)
+        page = await _page(context, _status(error), fault=str(error), name=name[:64], next=there)
+        if isinstance(error, TooManyTriesError):
+            page.headers["Retry-After"] = error.retry_after
+        return page
     return await entered(context, request, secret, there)
 
 
