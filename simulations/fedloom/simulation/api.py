@@ -83,6 +83,7 @@ def simulate(
             lines = grid_lines(grid.facts(experiment.spec.precision))
             console.print("\n".join(lines), style="dim", markup=False)
         records, stopped = _rounds(simulation, before, listeners, console if show else None)
+        progress = simulation.progress
         result = Result(
             records=tuple(records),
             params=copy.copy(dict(simulation.params)),
@@ -90,7 +91,7 @@ def simulate(
             folder=None if folder is None else folder.path,
             engine=simulation.worker_setup.text,
             stopped=stopped,
-            privacy=spent(experiment.spec, simulation.progress.trained),
+            privacy=spent(experiment.spec, progress.trained, progress.opened),
         )
         if folder is not None:
             write_folder.write(
@@ -101,17 +102,17 @@ def simulate(
     return result
 
 
-def spent(spec: RunSpec, trained: int) -> tuple[str, ...]:
-    """Lines with the privacy claim of a run after `trained` rounds; empty without privacy."""
+def spent(spec: RunSpec, trained: int, opened: int) -> tuple[str, ...]:
+    """Lines with the privacy claim of a run after these rounds; empty without privacy."""
     plan = spec.privacy_plan()
     if plan is None:
         return ()
     claim = plan.claim()
-    lines = [f"{plan.after(trained)} after {trained} rounds, for {claim['protects']}"]
+    lines = [f"{plan.after(trained, opened)} after {trained} rounds, for {claim['protects']}"]
     lines += [f"against {claim['against']}", f"neighbours {claim['neighbours']}"]
     lines += [f"sampling {claim['sampling']}", f"noise {claim['noise']}, {claim['randomness']}"]
-    if trained >= plan.affordable and plan.stopped():
-        lines.append(f"stopped: {plan.stopped()}")
+    if plan.released(trained, opened) >= plan.last and (why := plan.stopped(trained)):
+        lines.append(f"stopped: {why}")
     return tuple(lines)
 
 

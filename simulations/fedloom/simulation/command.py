@@ -15,6 +15,7 @@ from fedloom.protocol.settings import toml
 
 if TYPE_CHECKING:
     from fedloom.simulation.experiment import Experiment
+    from fedloom.simulation.output.history import RoundRecord
 
 
 @click.command()
@@ -96,7 +97,7 @@ def simulate(
             "digest": result.digest,
             "engine": result.engine,
             "stopped": result.stopped,
-            "privacy": _privacy(described, last.trained if last else 0),
+            "privacy": _privacy(described, last),
             "folder": str(result.folder) if result.folder else None,
         },
         lambda: None,
@@ -107,11 +108,13 @@ def simulate(
         raise SystemExit(130 if result.stopped == INTERRUPTED else 1)
 
 
-def _privacy(experiment: "Experiment", trained: int) -> dict[str, Any] | None:
+def _privacy(experiment: "Experiment", last: "RoundRecord | None") -> dict[str, Any] | None:
     plan = experiment.spec.privacy_plan()
     if plan is None:
         return None
-    return {**plan.claim(), **plan.spent(trained), "rounds": trained, "stopped": plan.stopped()}
+    trained, opened = (last.trained, last.round) if last else (0, 0)
+    spent, why = plan.spent(trained, opened), plan.stopped(trained)
+    return {**plan.claim(), **spent, "rounds": trained, "stopped": why}
 
 
 def _describe(experiment: "Experiment", out: Path | None) -> None:

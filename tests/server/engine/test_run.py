@@ -21,6 +21,7 @@ from fedloom.server.engine import (
     RoundKind,
     Run,
     RunConfig,
+    RunProgress,
     RunState,
     Started,
     Stop,
@@ -55,6 +56,23 @@ def test_an_abandoned_round_is_followed_by_another():
     run = started()
     assert run.handle(RoundAbandoned("quorum")) == [OpenRound(2, TRAIN)]
     assert run.handle(RoundCommitted(TRAIN)) == [OpenRound(3, TRAIN)]
+
+
+def test_a_run_may_open_so_many_training_rounds():
+    """Abandoned ones count, the evaluation does not."""
+    run = started(rounds=3, most_opened=3, evaluate_last=True)
+    assert run.handle(RoundCommitted(TRAIN)) == [OpenRound(2, TRAIN)]
+    assert run.handle(RoundAbandoned("quorum")) == [OpenRound(3, TRAIN)]
+    assert run.handle(RoundCommitted(TRAIN)) == [OpenRound(4, EVALUATE)]
+    assert run.handle(RoundAbandoned("quorum")) == [OpenRound(5, EVALUATE)]
+    assert run.handle(RoundCommitted(EVALUATE)) == [Finish()]
+
+
+def test_a_restored_run_keeps_its_last_training_round_open():
+    progress = RunProgress(opened=3, trained=1, open_kind=TRAIN)
+    run = Run(RunConfig(rounds=3, most_opened=3), progress=progress)
+    assert run.handle(Started()) == []
+    assert run.handle(RoundCommitted(TRAIN)) == [Finish()]
 
 
 def test_rounds_abandoned_in_a_row_pause_the_run():

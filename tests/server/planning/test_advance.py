@@ -151,7 +151,7 @@ def test_a_private_round_reports_its_budget_and_no_metrics():
     state = advance(setup, start(setup), result_of(setup, [1.0])).state
     metrics = advance(setup, state, result_of(setup, [1.0], number=2)).metrics
     assert (metrics.training, metrics.evaluation) == ({}, {})
-    assert metrics.privacy == setup.privacy.spent(2)
+    assert metrics.privacy == setup.privacy.spent(2, 2)
 
 
 def test_the_clip_follows_the_quantile():

@@ -105,7 +105,20 @@ def test_a_budget_limits_the_rounds():
     rounds = spec.run_config().rounds
     assert 0 < rounds < 50
     assert plan.epsilon(rounds) <= 3.0 < plan.epsilon(rounds + 1)
-    assert "budget is spent" in plan.stopped()
+    assert "budget is spent" in plan.stopped(rounds)
+
+
+def test_abandoned_rounds_cost_epsilon_with_local_noise():
+    """The server has seen their updates; so a run opens no more rounds than its claim has."""
+    local = {"mechanism": "local"}
+    for mechanism, costs in (({}, False), (local, True)):
+        spec = parse(changed(max_abs=1e6, privacy=mechanism))
+        plan, config = spec.privacy_plan(), spec.run_config()
+        assert config.most_opened == (config.rounds if costs else None)
+        assert plan.released(3, 5) == (5 if costs else 3)
+        assert plan.spent(3, 5)["epsilon"] == plan.epsilon(5 if costs else 3)
+        assert plan.released(config.rounds, config.rounds + 1) == config.rounds  # an evaluation
+        assert ("abandoned ones cost" in plan.stopped(config.rounds - 1)) is costs
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "without_replacement"])

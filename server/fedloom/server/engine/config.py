@@ -176,6 +176,7 @@ class RunConfig:
         evaluate_last: whether a round of evaluation follows the last training round.
         evaluate_only: whether all rounds evaluate and none trains.
         max_abandoned: abandoned rounds in a row after which the run pauses. At least 1.
+        most_opened: training rounds that it may open, abandoned ones included; None for any.
 
     Raises:
         UsageError: a value is out of its range.
@@ -185,6 +186,7 @@ class RunConfig:
     evaluate_last: bool = False
     evaluate_only: bool = False
     max_abandoned: int = 3
+    most_opened: int | None = None
 
     def __post_init__(self) -> None:
         _expect(self.rounds >= 1, f"rounds={self.rounds} >= 1")

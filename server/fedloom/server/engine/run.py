@@ -206,11 +206,17 @@ class Run:
         return [OpenRound(number, kind)]
 
     def _next_kind(self) -> RoundKind | None:
-        if self.progress.trained < self.config.rounds:
+        most = self.config.most_opened
+        # A round that is open is among those opened; before the evaluation all are for training.
+        may_open = most is None or self._is_training() or self.progress.opened < most
+        if self.progress.trained < self.config.rounds and may_open:
             return RoundKind.EVALUATE if self.config.evaluate_only else RoundKind.TRAIN
         last = self.config.evaluate_last and not self.config.evaluate_only
         wants_evaluation = last and not self.progress.evaluated
         return RoundKind.EVALUATE if wants_evaluation else None
+
+    def _is_training(self) -> bool:
+        return self.progress.open_kind is RoundKind.TRAIN
 
     def _committed(self, event: RoundCommitted) -> list[RunEffect]:
         self._count(event)

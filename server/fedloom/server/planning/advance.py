@@ -82,7 +82,7 @@ def advance(setup: RunSetup, before: TrainingState, result: RoundResult) -> Adva
     """
     trains = result.kind is RoundKind.TRAIN
     trained = before.trained + counts(setup.spec, result.kind)
-    metrics = measure(setup, result.metrics, trained)
+    metrics = measure(setup, result.metrics, trained, result.number)
     after = replace(before, trained=trained)
     if not trains:
         return Advanced(state=after, metrics=metrics)

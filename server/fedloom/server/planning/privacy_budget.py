@@ -84,7 +84,8 @@ class RunSpending:
             noise, last = float((claim or {})["noise_multiplier"]), int((claim or {})["rounds"])
             goal, wanted = int(spec["cohort"]["goal"]), int(spec["rounds"])
             released = committed if settings.central else max(opened, committed)
-            planned = max(last - committed, 0) + released if active else released
+            left = last - (committed if settings.central else released)
+            planned = max(left, 0) + released if active else released
             spending = partial(Spending.of, settings, noise, goal, wanted=wanted)
             return made(spent=spending(released), planned=spending(planned))
         except (FedloomError, KeyError, TypeError, ValueError):

@@ -87,13 +87,15 @@ class RoundMetrics:
     underflow: float | None = None
 
 
-def measure(setup: RunSetup, reports: Iterable[ReportedMetrics], trained: int) -> RoundMetrics:
-    """Summarize a committed round, the last of `trained` ones.
+def measure(
+    setup: RunSetup, reports: Iterable[ReportedMetrics], trained: int, number: int
+) -> RoundMetrics:
+    """Summarize a committed round with this number, after `trained` committed training rounds.
 
     A private run reports its spent budget only: no noise protects what clients measured.
     """
     if setup.privacy is not None:
-        return RoundMetrics(privacy=setup.privacy.spent(trained))
+        return RoundMetrics(privacy=setup.privacy.spent(trained, number))
     settings = setup.spec.metrics_settings()
     training, evaluation = Summary(settings), Summary(settings)
     for report in reports:

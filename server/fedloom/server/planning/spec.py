@@ -312,9 +312,11 @@ class RunSpec:
     def run_config(self) -> RunConfig:
         """The settings of the run, with no more rounds than its privacy budget allows."""
         plan = self.privacy_plan()
-        rounds = self.rounds if plan is None else min(self.rounds, plan.affordable)
         return RunConfig(
-            rounds=rounds, evaluate_last=self.evaluate, evaluate_only=self.evaluate_only
+            rounds=self.rounds if plan is None else plan.last,
+            evaluate_last=self.evaluate,
+            evaluate_only=self.evaluate_only,
+            most_opened=None if plan is None or plan.settings.central else plan.last,
         )
 
     @property

@@ -263,7 +263,7 @@ class RunDriver:
         ended = state not in (engine.RunState.RUNNING, engine.RunState.PAUSED)
         reason = self.engine.reason
         if state is engine.RunState.FINISHED and (plan := self.spec.privacy_plan()) is not None:
-            reason = plan.stopped()
+            reason = plan.stopped(self.engine.progress.trained)
         if state is not engine.RunState.RUNNING:
             extra = about(run=self.id)
             log.info("run %s is %s: %s", self.id, state.value, reason or "done", extra=extra)

@@ -86,14 +86,16 @@ def over_the_wire(
             last = folder / "last.safetensors"
             federation.export(local, status["id"], last)
         final = {name: np.array(array) for name, array in read_params(last).items()}
+    records = tuple(_records(status, experiment.spec))
+    opened = max((record.round for record in records), default=0)
     result = Result(
-        records=tuple(_records(status, experiment.spec)),
+        records=records,
         params=final,
         digest=status["model"],
         folder=None,
         engine=f"{engine}: {why}",
         stopped="" if status["state"] == "finished" else status["reason"],
-        privacy=spent(experiment.spec, status["rounds_committed"]),
+        privacy=spent(experiment.spec, status["rounds_committed"], opened),
     )
     if show:
         (console or Console()).print(summary(result))

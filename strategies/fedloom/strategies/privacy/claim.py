@@ -67,15 +67,38 @@ class Plan:
         return Releases.of(self.settings, self.noise_multiplier, self.goal, self.rounds)
 
     def epsilon(self, rounds: int) -> float:
-        """Return epsilon after a number of committed rounds."""
+        """Return epsilon after a number of rounds that were released."""
         return accounting.epsilon(self.releases, rounds, self.settings.delta)
 
-    def spent(self, rounds: int) -> dict[str, float]:
-        """Return the privacy record of a committed round."""
-        return {"epsilon": self.epsilon(rounds), "delta": self.settings.delta}
+    @property
+    def last(self) -> int:
+        """Rounds that the claim allows."""
+        return min(self.rounds, self.affordable)
 
-    def stopped(self) -> str:
-        """Return why a finished run did fewer rounds than wanted; empty if it did all."""
+    def released(self, trained: int, opened: int) -> int:
+        """Return the rounds that have cost epsilon.
+
+        With local noise an abandoned round costs as much as another one, since the server has seen
+        its updates. A run then opens no more than `last` training rounds.
+
+        Args:
+            trained: committed training rounds.
+            opened: rounds, with abandoned ones and evaluations.
+        """
+        return trained if self.settings.central else max(trained, min(opened, self.last))
+
+    def spent(self, trained: int, opened: int) -> dict[str, float]:
+        """Return the privacy record after so many rounds; arguments as `released`."""
+        epsilon = self.epsilon(self.released(trained, opened))
+        return {"epsilon": epsilon, "delta": self.settings.delta}
+
+    def stopped(self, trained: int) -> str:
+        """Return why a finished run committed fewer rounds than wanted; empty if it did all."""
+        if trained < self.last and not self.settings.central:
+            return (
+                f"{self.last} training rounds were opened, as many as its privacy claim has: "
+                f"{trained} were committed, and abandoned ones cost epsilon too"
+            )
         if self.affordable >= self.rounds:
             return ""
         return (
@@ -83,13 +106,14 @@ class Plan:
             f"{self.settings.limit:g} after {self.affordable} of {self.rounds} rounds"
         )
 
-    def after(self, rounds: int) -> str:
-        """Return the spent budget after a number of committed rounds, in a line."""
-        return f"(epsilon {self.epsilon(rounds):.4g}, delta {self.settings.delta:g})"
+    def after(self, trained: int, opened: int) -> str:
+        """Return the spent budget in a line; arguments as `released`."""
+        spent = self.spent(trained, opened)
+        return f"(epsilon {spent['epsilon']:.4g}, delta {self.settings.delta:g})"
 
     def claim(self, tensors: Iterable[str] = ()) -> dict[str, Any]:
         """Return the claim as JSON values, for the ledger; with advice on a model's tensors."""
-        settings, last = self.settings, min(self.rounds, self.affordable)
+        settings, last = self.settings, self.last
         return {
             "mechanism": settings.mechanism,
             "epsilon": self.epsilon(last),
@@ -155,7 +179,7 @@ class Plan:
         return f"in each round, correlated over {bands} rounds by a banded matrix{kept}"
 
     def _error(self) -> str:
-        rounds = min(self.rounds, self.affordable)
+        rounds = self.last
         if rounds > MOST_ROUNDS:
             return ""
         noise = self.noise_multiplier * self._prefix_noise(rounds)
