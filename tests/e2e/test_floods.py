@@ -78,12 +78,14 @@ def test_uploads_outside_the_cohort_cost_no_transactions(runner, federation, com
         await asyncio.gather(*lost, return_exceptions=True)
         answers = [call.result() for call in done]
         codes = [answer.code for answer in answers if answer.code]  # the others gRPC itself refuses
-        assert set(codes) == {Code.UNKNOWN_RUN, Code.BUSY}
-        assert len(commits) - before <= 2 + (time.monotonic() - began)
+        assert Code.UNKNOWN_RUN in codes
+        assert set(codes) <= {Code.UNKNOWN_RUN, Code.BUSY}
+        assert len(commits) - before <= 4 + 2 * (time.monotonic() - began)
         rows = [row for row in federation.refusals() if row.client == "outsider"]
-        assert {row.code: row.times for row in rows} == {
-            str(code): codes.count(code) for code in set(codes)
-        }
+        times = {row.code: row.times for row in rows}  # also of answers that were lost
+        assert all(times[code] >= codes.count(code) for code in set(codes))
+        assert sum(times.values()) <= NUM_CALLS
+        assert len(rows) == len(times)
 
     runner.run(scene())
 
