@@ -63,16 +63,16 @@ class Calls:
             if call.refusal is None:
                 raise
             handler.uncancel()
-            self._count(context, call, call.refusal)
+            self.count(context, call, call.refusal)
             await abort(context, call.refusal)
 
     async def _refuse(self, context: Context, call: Call, refusal: Refusal) -> None:
-        peer = self._count(context, call, refusal)
+        peer = self.count(context, call, refusal)
         await self._server.pace.refusal(peer)
         await abort(context, refusal)
 
-    def _count(self, context: Context, call: Call, refusal: Refusal) -> str:
-        """Count a refusal; returns the key of the caller's buckets."""
+    def count(self, context: Context, call: Call, refusal: Refusal) -> str:
+        """Count a refusal in ledger, metrics and log; returns the key of the caller's buckets."""
         client = call.client or ("" if self._plaintext else claimed(context))
         run, number = printable(call.task[0], 80), call.task[1]
         server = self._server

@@ -11,7 +11,7 @@ import grpc
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.fleet.authenticate import Context
-from fedloom.server.fleet.calls import READ_TIMEOUT_S, abort
+from fedloom.server.fleet.calls import READ_TIMEOUT_S, Calls, abort
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.sessions import Call
 from fedloom.server.fleet.transfer_slots import Transfer
@@ -26,9 +26,10 @@ _UNREAD = f"Expected a client that reads; it read nothing for {READ_TIMEOUT_S:.0
 class Downloads:
     """Sends models, and what open rounds send beside them."""
 
-    def __init__(self, server: FleetContext, runs: Runs) -> None:
+    def __init__(self, server: FleetContext, runs: Runs, calls: Calls) -> None:
         self._server = server
         self._runs = runs
+        self._calls = calls
 
     async def serve(self, call: Call, request: fleet_pb2.DownloadRequest, context: Context) -> None:
         """Send the requested model.
@@ -48,9 +49,12 @@ class Downloads:
         seen = server.records.downloading(task, call.client, resumed=request.offset > 0)
         async with server.downloads.enter(call) as transfer:
             if not await self._send(path, request.offset, context, transfer, seen):
-                # gRPC sends this after what is in flight, and holds that in memory until then.
+                # gRPC sends this after what is in flight, and holds that in memory until then: so
+                # it is counted now, and the transfer until its end.
                 transfer.give_up()
-                await abort(context, Refusal(Code.TRUNCATED, _UNREAD))
+                refusal = Refusal(Code.TRUNCATED, _UNREAD)
+                self._calls.count(context, call, refusal)
+                await abort(context, refusal)
 
     async def _send(
         self, path: Path, offset: int, context: Context, transfer: Transfer, seen: Record

@@ -36,7 +36,7 @@ class FleetService:
         self._authority = authority
         self._calls = Calls(server, plaintext=authority is None)
         self._attending = Attending(server, runs)
-        self._downloads = Downloads(server, runs)
+        self._downloads = Downloads(server, runs, self._calls)
         self._uploads = Uploads(server, runs)
 
     def handlers(self) -> grpc.GenericRpcHandler:
