@@ -26,3 +26,20 @@ def test_unwritable_folder_does_not_use_up_the_token(tmp_path):
     result = CliRunner().invoke(main, [*words, "--dir", str(tmp_path / "device")])
     assert result.exit_code == 5
     assert "the token is still valid" in result.output
+
+
+def enrolled(tmp_path, *words, **variables):
+    """The error output of an enrolment by a token that no server knows."""
+    command = ["client", "enroll", "--server", "localhost:1", "--dir", str(tmp_path), *words]
+    result = CliRunner(env=variables).invoke(main, command)
+    assert result.exit_code == 5
+    return result.stderr
+
+
+def test_a_token_that_lists_of_processes_show_is_warned_of(tmp_path):
+    """Not one from a file or from the environment."""
+    token = make_token(bytes(32)).text()
+    (tmp_path / "token").write_text(token)
+    assert "can see the value of --token" in enrolled(tmp_path, "--token", token)
+    assert "warning" not in enrolled(tmp_path, "--token", f"@{tmp_path / 'token'}")
+    assert "warning" not in enrolled(tmp_path, FEDLOOM_TOKEN=token)

@@ -80,7 +80,27 @@ def server_options(function: F) -> F:
 
 
 def _remember_remote(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if parameter.name == "api_token":
+        warn_if_visible(ctx, parameter, value)
     ctx.meta[f"fedloom.{parameter.name}"] = value
+
+
+def warn_if_visible(
+    ctx: click.Context, parameter: click.Parameter, value: str | None
+) -> str | None:
+    """Warn of a secret on the command line itself, where lists of processes show it to all users.
+
+    A callback of an option whose value may be @FILE.
+    """
+    source = ctx.get_parameter_source(parameter.name or "")
+    if value and not value.startswith("@") and source is click.core.ParameterSource.COMMANDLINE:
+        flag, variable = parameter.opts[0], parameter.envvar
+        click.echo(
+            f"warning: other users of this machine can see the value of {flag} in the list of "
+            f"processes. Pass {flag} @FILE, or set {variable}.",
+            err=True,
+        )
+    return value
 
 
 _REMOTE = (

@@ -9,7 +9,7 @@ import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.lazy import LazyCommand, LazyGroup
-from fedloom.cli.common.options import config_option, json_option
+from fedloom.cli.common.options import config_option, json_option, warn_if_visible
 
 ORDER = (
     *("enroll", "doctor", "test", "run", "config", "policy", "log", "model", "leave"),
@@ -71,6 +71,7 @@ def client() -> None:
     required=True,
     envvar="FEDLOOM_TOKEN",
     show_envvar=True,
+    callback=warn_if_visible,
     metavar="TOKEN|@FILE",
     help="From the operator; @FILE reads it from a file, so that other users cannot see it.",
 )
