@@ -108,10 +108,12 @@ async def _steer(
     if done := _wish(context, row, action, arguments).done():  # done by another request meanwhile
         return _acted(await _row(context, run), done, changed=False)
     try:
-        await _do(context, run, action, arguments)
+        changed = await _do(context, run, action, arguments)
     except UsageError as error:
         raise ConflictError(str(error)) from error
-    acted = _acted(await _row(context, run), words, changed=True)
+    if not changed:
+        words = _wish(context, row, action, arguments).done() or words
+    acted = _acted(await _row(context, run), words, changed=changed)
     if name:
         reply = acted.model_dump(mode="json")
         await context.in_ledger(context.ledger.keep_reply, name, reply)
@@ -133,17 +135,19 @@ def _wish(context: ConsoleContext, row: RunRow, action: Action, arguments: Actio
 
 async def _do(
     context: ConsoleContext, run: str, action: Action, arguments: ActionArguments
-) -> None:
+) -> bool:
+    """Carry an action out; False if another request has done it meanwhile."""
     match action:
         case Action.EXTEND:
-            await context.runs.command(run, "extend", arguments.seconds or 0.0)
+            return await context.runs.command(run, "extend", arguments.seconds or 0.0)
         case Action.GOAL:
             driver = context.runs.get(run)
             goal, quorum = (1, 1) if driver is None else driver.position.goals
             wanted = arguments.goal or goal
             await context.runs.change_goals(run, wanted, arguments.quorum or min(quorum, wanted))
+            return True
         case _:
-            await context.runs.command(run, action.value, arguments.reason)
+            return await context.runs.command(run, action.value, arguments.reason)
 
 
 async def _row(context: ConsoleContext, run: str) -> RunRow:

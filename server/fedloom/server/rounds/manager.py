@@ -196,8 +196,11 @@ class Runs:
             )
         return driver.round
 
-    async def command(self, run: str, action: str, argument: float | str = "") -> None:
+    async def command(self, run: str, action: str, argument: float | str = "") -> bool:
         """Carry out an operator's command, and return when it is stored.
+
+        Returns:
+            False if another command has resumed or ended the run meanwhile; this one does nothing.
 
         Raises:
             UsageError: there is no such active run, or the action does not fit its state.
@@ -207,12 +210,15 @@ class Runs:
             context = self._context
             row = require_run(await context.in_ledger(context.ledger.run, run), run)
             raise UsageError(f"Expected an active run, got one that is {row.state}.")
-        if action in ("resume", "retry") and driver.engine.state is RunState.PAUSED:
+        if action in ("resume", "retry") and _is_paused(driver):
             async with self._revived(run):
+                if not _is_paused(driver):
+                    return False
                 driver.command(action, argument)
         else:
             driver.command(action, argument)
         await driver.settled()
+        return True
 
     @asynccontextmanager
     async def _revived(self, run: str) -> AsyncIterator[None]:
@@ -306,6 +312,10 @@ class Runs:
         self._drivers.pop(driver.id)
         self._forgetting.pop(driver.id)
         await self.apply_budgets()  # what it had reserved is free
+
+
+def _is_paused(driver: RunDriver) -> bool:
+    return driver.engine.state is RunState.PAUSED
 
 
 def new_id(name: str) -> str:
