@@ -271,3 +271,23 @@ async def test_a_cancelled_transfer_frees_what_it_has(slots):
     first.done.cancel()
     await (await third.started()).end()
     assert (slots.busy, slots.waiting) == (0, 0)
+
+
+def test_slot_that_is_freed_while_a_waiting_call_ends_goes_to_the_next():
+    """The call was cancelled in the same step, and has not left the queue yet."""
+
+    async def scene():
+        slots = TransferSlots(1)
+        first = slots.enter(Call("a", None, asyncio.current_task()))
+        await first.__aenter__()
+        cancelled, next_one = Peer(slots, "b"), Peer(slots, "c")
+        await settled()
+        cancelled.done.cancel()
+        await first.__aexit__(None, None, None)
+        await next_one.started()
+        await next_one.end()
+        assert cancelled.done.cancelled()
+        assert (slots.busy, slots.waiting) == (0, 0)
+        await (await Peer(slots, "d").started()).end()
+
+    asyncio.run(scene())

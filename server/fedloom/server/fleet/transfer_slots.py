@@ -225,7 +225,8 @@ class TransferSlots:
         if client.num_parked >= MAX_PARKED:
             for each in [each for each in client.waiting if each.is_new]:
                 client.waiting.remove(each)
-                each.granted.set_exception(_stalled())
+                if not each.granted.done():
+                    each.granted.set_exception(_stalled())
         self._line_up(transfer.client)
         self._grant()
 
@@ -287,9 +288,13 @@ class TransferSlots:
             while lane.turns and lane.free:
                 name, _ = lane.turns.popitem(last=False)
                 client = self._clients[name]
-                client.holder = transfer = client.waiting.popleft()
-                transfer.gets(lane)
-                transfer.granted.set_result(None)
+                transfer = client.waiting.popleft()
+                if (
+                    not transfer.granted.done()
+                ):  # else its call was cancelled, and is about to leave
+                    client.holder = transfer
+                    transfer.gets(lane)
+                    transfer.granted.set_result(None)
                 self._line_up(name)
         if self.waiting and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
