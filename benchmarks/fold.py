@@ -24,6 +24,7 @@ from fedloom.strategies import (
     weight_units,
 )
 from fedloom.strategies.exact import words
+from fedloom.strategies.staleness import discounted
 
 BLOCK = words.BLOCK
 
@@ -91,8 +92,11 @@ def measure(shape, repeats):
         values = x.astype(dtype)
         work = adding(shape, Full(), values)
         rows.append(("fold", f"full, {values.dtype}", work, values.nbytes))
-    uneven = adding(shape, Full(), x, weight_units(600.1))
-    rows.append(("fold", "full, weight 600.1", uneven, size))
+    for name, units in (
+        ("stale, weight 600/√7", discounted(UNITS, 7**-0.5)),
+        ("full, weight 600.1", weight_units(600.1)),
+    ):
+        rows.append(("fold", name, adding(shape, Full(), x, units), size))
     rows.append(("fold", "full, in one word", adding(shape, Full(), x, narrow=True), size))
     parts = {"slice of 64 %": (box, x[: box.count(shape)]), "mask of 25 %": (Mask(bits), x[bits])}
     for name, (coverage, values) in parts.items():

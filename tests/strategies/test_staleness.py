@@ -1,6 +1,5 @@
 """Stale updates count less, and the sum divides by their full weights."""
 
-import math
 from fractions import Fraction
 from itertools import pairwise
 
@@ -20,6 +19,7 @@ from fedloom.strategies import (
     exponent,
     weight_units,
 )
+from fedloom.strategies.exact.fixed_point import MAX_UNITS
 from fedloom.strategies.staleness import discounted, staleness_weighting
 
 KEY = (DELTA, "w")
@@ -123,14 +123,21 @@ def test_a_buffer_is_the_same_bits_in_any_order(updates, draw):
     assert buffer_of(updates) == buffer_of(shuffled)
 
 
-@given(st.integers(1, 2**53), st.integers(0, 1000))
-def test_a_discounted_weight_is_rounded_once(units, staleness):
-    """It is between 0 and the weight, next to the product."""
+@given(st.integers(1, MAX_UNITS), st.integers(1, 1000))
+def test_a_discounted_weight_is_the_product_in_29_bits(units, staleness):
+    """It is between 0 and the weight, and as near to the product as 29 bits can be."""
     factor = staleness_weighting("inverse_sqrt")(staleness)
     got = discounted(units, factor)
     assert 0 <= got <= units
-    assert abs(got - Fraction(factor) * units) <= Fraction(1, 2) + Fraction(units, 2**53)
-    assert math.isclose(got, units * factor, rel_tol=1e-15, abs_tol=0.5)
+    odd_part = got >> max((got & -got).bit_length() - 1, 0)
+    assert odd_part.bit_length() <= 29
+    product = Fraction(factor) * units
+    assert abs(got - product) <= max(Fraction(1), product * Fraction(1, 2**29))
+
+
+@given(st.integers(1, MAX_UNITS))
+def test_a_weight_that_is_not_discounted_keeps_every_bit(units):
+    assert discounted(units, 1.0) == units
 
 
 def test_values_cannot_count_for_more_than_their_weight():

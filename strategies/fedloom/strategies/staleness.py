@@ -15,17 +15,19 @@ References:
     Nguyen et al. 2022, Federated Learning with Buffered Asynchronous Aggregation (FedBuff),
     https://arxiv.org/abs/2106.06639, Algorithm 1; it takes 1/sqrt(1 + s).
 
-Invariants: c(0) = 1; c does not rise with s; 0 < c <= 1. The product with a weight is rounded to
-its grid once, so a machine-dependent last bit of a power function matters only if a product is
-within that bit of the middle between two grid points.
+Invariants: c(0) = 1; c does not rise with s; 0 < c <= 1. The product with a weight is rounded to 29
+bits, so a machine-dependent last bit of a power function matters only if a product is within that
+bit of the middle between two numbers of 29 bits.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar, Final, Protocol
 
 from fedloom.strategies.checks import check_number
+from fedloom.strategies.exact.fixed_point import FACTOR_BITS
 from fedloom.strategies.setting_checks import check_settings, lookup
 
 
@@ -138,7 +140,10 @@ def staleness_weighting(setting: str | Mapping[str, object]) -> Staleness:
 
 
 def discounted(units: int, factor: float) -> int:
-    """Return the units of an update's values: `rint(units · c)`, from 0 to `units`.
+    """Return the units of an update's values: `units · c`, from 0 to `units`.
+
+    The product is rounded to the nearest number of `FACTOR_BITS` bits, a relative change of at most
+    2^-29, so that a stale update is added nearly as fast as a fresh one.
 
     Args:
         units: the update's weight, from `weight_units()`.
@@ -149,4 +154,8 @@ def discounted(units: int, factor: float) -> int:
     """
     if not 0 <= factor <= 1:
         raise ValueError(f"Expected a factor from 0 to 1, got {factor}.")
-    return min(units, round(units * factor))
+    if factor == 1:
+        return units
+    product = round(units * factor)
+    unit = 1 << max(product.bit_length() - FACTOR_BITS, 0)
+    return min(units, round(Fraction(product, unit)) * unit)

@@ -165,6 +165,26 @@ def test_words_below_the_second_are_kept_in_checkpoints_and_merges():
     )
 
 
+@pytest.mark.parametrize("deep", [1, 6, 7, 50, 100], ids="{} of 100".format)
+def test_few_values_below_the_second_word_have_the_sums_of_many(deep):
+    """Few are added by their indexes, many by passes over the block; both equal the rational sum."""
+    size = 100
+    rng = np.random.default_rng(deep)
+    values = np.where(np.arange(size) < deep, rng.normal(0, 1e-25, size), 1.0).astype(np.float32)
+    rng.shuffle(values)
+    partial = Partial(
+        {KEY: TensorSpec(shape=(size,), dtype=np.dtype(np.float32))}, exponent(1024.0, 2.0**28)
+    )
+    for weight in (3.0, 0.1):
+        partial.add_array(KEY, Full(), weight_units(weight), values)
+    words = [array for name, array in partial.arrays()[0].items() if name.startswith("sums")]
+    assert len(words) > 2
+    unit = Fraction(2) ** -(exponent(1024.0, 2.0**28) - 12)
+    for place, value in enumerate(values):
+        total = sum(int(word[place]) * unit / 2 ** (50 * n) for n, word in enumerate(words))
+        assert total == Fraction(float(value)) * (3 + Fraction(0.1))
+
+
 def test_a_checkpoint_of_an_earlier_version_is_continued():
     """It has one word, and weights in units of 2^-20."""
     old = empty(narrow=True)

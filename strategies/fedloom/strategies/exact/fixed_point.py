@@ -28,6 +28,9 @@ WEIGHT_UNIT: Final = 2.0**-UNIT_BITS
 """The grid of weights. Every float64 from `MIN_WEIGHT` to `MAX_WEIGHT` is a multiple of it."""
 MAX_UNITS: Final = int(MAX_WEIGHT) << UNIT_BITS
 
+FACTOR_BITS: Final = 29
+"""Significant bits of a factor whose product with any float32 is a float64: 53 - 24."""
+
 _SPARE_BITS: Final = 2  # one is the sign; one keeps the roundings from overflowing
 _PRODUCT_ERROR: Final = Fraction(1, 2**52)
 """Of `x · w · 2^s` in float64, relative: a stale update's factor is rounded before it."""
@@ -138,7 +141,7 @@ def exact_scales(units: int, exponent: int, dtype: np.dtype[Any]) -> list[float]
         exponent: s.
         dtype: of the values.
     """
-    bits = 26 if is_wide(dtype) else 29
+    bits = 26 if is_wide(dtype) else FACTOR_BITS
     scales = []
     while units:
         shift = max(units.bit_length() - bits, 0)

@@ -35,6 +35,8 @@ FLOOR_BITS: Final = 240
 MOST_WORDS: Final = 21
 """More would need units below 2^-1000 of word 0's, where float64 ends."""
 
+_FEW: Final = 1 / 16
+"""Share of a block below which indexes are faster than passes over all of it."""
 _MOST_SLICES: Final = 1 << 12
 
 
@@ -190,14 +192,29 @@ class Slicer:
                 np.subtract(part.view(np.int64), bits, out=ints)
                 self._accumulate(number, index, ints.reshape(block))
             np.subtract(part, value, out=part)
-            if number + 1 >= DENSE and self._is_all(part, rest):
-                break
+            if number + 1 >= DENSE:
+                # Cheaper than the difference and a look at it.
+                differs = np.not_equal(part, rest, out=self._differs[: part.size])
+                left = np.count_nonzero(differs)
+                if not left:
+                    break
+                if left < _FEW * part.size and self._raw:
+                    places = np.flatnonzero(differs)
+                    self._add_few(number + 1, index, places, rest[places] - part[places])
+                    break
             np.subtract(rest, part, out=rest)
 
-    def _is_all(self, part: Floats, rest: Floats) -> bool:
-        """Return whether nothing is left; cheaper than the difference and a look at it."""
-        differs = self._differs[: part.size]
-        return not np.not_equal(part, rest, out=differs).any()
+    def _add_few(self, first: int, index: Any, places: Ints, rest: Floats) -> None:
+        """Add what is left of a few values of a block to the words from `first` on."""
+        for number in range(first, self._most):
+            value, bits = _magic(number)
+            part = rest + value
+            ints = part.view(np.int64) - bits
+            if ints.any():
+                self._words.word(number)[index][places] += ints
+            rest -= part - value
+            if not rest.any():
+                break
 
     def _accumulate(self, number: int, index: Any, ints: Ints) -> None:
         if number < DENSE:
