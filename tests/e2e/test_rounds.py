@@ -1,6 +1,7 @@
 """Rounds as seen by clients and operators: late, lost, silent, paused, aborted, closed."""
 
 import asyncio
+import gc
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -11,6 +12,7 @@ from fedloom.client import Client, MaskOf, SliceOf, Update
 from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.protocol.trust import identity
 from fedloom.server.pki.authority import _renew_issuer
+from fedloom.server.rounds.round_sum import RoundSum
 from support.agents import Adder, Held, pass_deadline, played, result, submit, until
 from support.patience import PATIENCE_S
 
@@ -58,6 +60,22 @@ def test_a_round_is_the_weighted_mean_of_covered_values(tmp_path):
         model = result(federation, run)
         np.testing.assert_array_equal(model["w"], wanted)
         np.testing.assert_array_equal(model["b"], ZEROS["b"])
+
+    played(tmp_path, scenario)
+
+
+def test_the_sum_of_a_round_that_is_over_is_freed(tmp_path):
+    """While its members attend and wait: a sum takes more memory than the model."""
+
+    async def scenario(federation, agents):
+        for name in ("one", "two", "three"):
+            await agents.start(name, Adder())
+        run = await submit(federation, ZEROS, rounds=8, cohort={"goal": 1, "quorum": 1})
+        await federation.ended(run)
+        members = [federation.ledger.cohort(run, number) for number in range(1, 9)]
+        assert len({member.client for (member,) in members}) > 1
+        gc.collect()
+        assert not [each for each in gc.get_objects() if type(each) is RoundSum]
 
     played(tmp_path, scenario)
 

@@ -74,23 +74,27 @@ class Attending:
         while (raw := await context.read()) is not grpc.aio.EOF:
             # Not read: flow control stops the client.
             await asyncio.sleep(pace.take("", time.monotonic()))
-            message = _parse(raw)
-            match message.WhichOneof("kind"):
-                case "offer_reply":
-                    reply = message.offer_reply
-                    if driver := self._driver(session.client, reply.task):
-                        driver.client_replied(session.client, reply)
-                case "task_failed":
-                    failed = message.task_failed
-                    if driver := self._driver(session.client, failed.task):
-                        driver.client_failed(session.client, printable(failed.reason))
-                case "progress":
-                    if driver := self._driver(session.client, message.progress.task):
-                        driver.client_progressed(session, message.progress)
-                case _:
-                    raise Refusal(
-                        Code.MALFORMED, "Expected an offer_reply, a task_failed or a progress."
-                    )
+            self._handle(session, _parse(raw))
+
+    def _handle(self, session: Session, message: fleet_pb2.ClientMessage) -> None:
+        # Not in `_listen`: its variables live while the client is idle, and a round's driver has
+        # the round's sum.
+        match message.WhichOneof("kind"):
+            case "offer_reply":
+                reply = message.offer_reply
+                if driver := self._driver(session.client, reply.task):
+                    driver.client_replied(session.client, reply)
+            case "task_failed":
+                failed = message.task_failed
+                if driver := self._driver(session.client, failed.task):
+                    driver.client_failed(session.client, printable(failed.reason))
+            case "progress":
+                if driver := self._driver(session.client, message.progress.task):
+                    driver.client_progressed(session, message.progress)
+            case _:
+                raise Refusal(
+                    Code.MALFORMED, "Expected an offer_reply, a task_failed or a progress."
+                )
 
     def _driver(self, client: str, key: fleet_pb2.TaskKey) -> RoundDriver | None:
         """The open round that a client's message is about; None if it has ended."""
