@@ -291,3 +291,37 @@ def test_slot_that_is_freed_while_a_waiting_call_ends_goes_to_the_next():
         await (await Peer(slots, "d").started()).end()
 
     asyncio.run(scene())
+
+
+@scenario
+async def test_a_parked_transfer_that_is_cancelled_while_it_waits_leaves_the_queue_at_once(slots):
+    """Its call may take time to clean up; meanwhile the slot goes to another."""
+    parked, cleaned = [], asyncio.Event()
+
+    async def stall(name):
+        async with slots.enter(Call(name, None, asyncio.current_task())) as transfer:
+            transfer.give_up()
+            parked.append(name)
+            try:
+                await transfer.passed(1)
+                await asyncio.Event().wait()
+            finally:
+                if name == "last":
+                    await cleaned.wait()
+
+    names = [*(f"a{i}" for i in range(SLOW_PER_FAST)), "last", "next"]
+    stalling = {name: asyncio.ensure_future(stall(name)) for name in names}
+    while len(parked) < len(names):
+        await asyncio.sleep(0)
+    await settled()
+    assert slots.waiting == 2
+    stalling["last"].cancel()
+    await settled()
+    stalling["a0"].cancel()
+    await settled()
+    assert slots.waiting == 0  # "next" has the slot of "a0"
+    cleaned.set()
+    for each in stalling.values():
+        each.cancel()
+    await asyncio.wait(stalling.values())
+    assert (slots.busy, slots.waiting) == (0, 0)

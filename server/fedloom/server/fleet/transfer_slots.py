@@ -248,6 +248,7 @@ class TransferSlots:
             transfer.waited_s += self.clock() - begun
             if transfer in client.waiting:
                 client.waiting.remove(transfer)
+                self._line_up(transfer.client)
 
     def _unpark(self, transfer: Transfer) -> None:
         self._clients[transfer.client].num_parked -= transfer.is_parked
@@ -289,9 +290,7 @@ class TransferSlots:
                 name, _ = lane.turns.popitem(last=False)
                 client = self._clients[name]
                 transfer = client.waiting.popleft()
-                if (
-                    not transfer.granted.done()
-                ):  # else its call was cancelled, and is about to leave
+                if not transfer.granted.done():  # else it was cancelled, and is about to leave
                     client.holder = transfer
                     transfer.gets(lane)
                     transfer.granted.set_result(None)
