@@ -10,7 +10,7 @@ import pytest
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
 from fedloom.server.ledger import AcceptedUpdate, Ledger, require_run
 from fedloom.server.ledger import refusals as refusals_module
-from fedloom.server.ledger.refusals import Refused
+from fedloom.server.ledger.rows import Refused
 from fedloom.server.rounds.member_records import Record
 
 UPDATE = AcceptedUpdate(

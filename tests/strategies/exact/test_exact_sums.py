@@ -167,7 +167,7 @@ def test_words_below_the_second_are_kept_in_checkpoints_and_merges():
 
 @pytest.mark.parametrize("deep", [1, 6, 7, 50, 100], ids="{} of 100".format)
 def test_few_values_below_the_second_word_have_the_sums_of_many(deep):
-    """Few are added by their indexes, many by passes over the block; both equal the rational sum."""
+    """Few are added by index, many by passes over the block; both equal the rational sum."""
     size = 100
     rng = np.random.default_rng(deep)
     values = np.where(np.arange(size) < deep, rng.normal(0, 1e-25, size), 1.0).astype(np.float32)

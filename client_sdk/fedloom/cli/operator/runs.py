@@ -1,5 +1,6 @@
 """`fedloom run`: submits training runs, watches and controls them."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import resources
 from pathlib import Path
@@ -127,10 +128,7 @@ def _show_sums(grid: dict[str, Any] | None) -> None:
     if grid is None:
         click.echo("Sums: exact.")
         return
-    first, *rest = grid_lines(grid)
-    click.echo(f"Sums: {first}")
-    for line in rest:
-        click.echo(f"  {line}")
+    _show("Sums", grid_lines(grid))
 
 
 def _show_claim(claim: dict[str, Any] | None) -> None:
@@ -139,8 +137,12 @@ def _show_claim(claim: dict[str, Any] | None) -> None:
     if claim is None:
         click.echo("No differential privacy: the run has no [privacy].")
         return
-    first, *rest = claim_lines(claim)
-    click.echo(f"Privacy: {first}")
+    _show("Privacy", claim_lines(claim))
+
+
+def _show(title: str, lines: Sequence[str]) -> None:
+    first, *rest = lines
+    click.echo(f"{title}: {first}")
     for line in rest:
         click.echo(f"  {line}")
 

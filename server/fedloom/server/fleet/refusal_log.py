@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from fedloom.protocol.errors import Refusal
 from fedloom.server.background_tasks import to_the_end
 from fedloom.server.event_hub import Hub
-from fedloom.server.ledger.refusals import Refused
+from fedloom.server.ledger.rows import Refused
 from fedloom.server.storage.context import StorageContext
 
 log = logging.getLogger(__name__)

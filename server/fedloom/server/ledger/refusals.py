@@ -1,11 +1,11 @@
 """Refused calls: the client, the reason, and how many equal ones there were."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import sqlalchemy as sa
 
-from fedloom.server.ledger.rows import RefusalRow
+from fedloom.server.ledger.rows import RefusalRow, Refused
 from fedloom.server.ledger.store import Store
 from fedloom.server.ledger.tables import refusals
 
@@ -13,31 +13,6 @@ KEPT_REFUSALS = 100_000
 
 times = sa.func.coalesce(refusals.c.times, 1).label("times")
 """How many refusals a row counts; rows from before they were counted are one each."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """Equal refusals: of one client for one round, with one code.
-
-    Attributes:
-        at: when the latest was, Unix seconds.
-        client: empty for unauthenticated peers.
-        run: of the call; empty if the call concerned none.
-        round: of the call; 0 if the call concerned none.
-        code: of the refusals.
-        message: of the latest.
-        detail: of the latest, for operators.
-        times: their number.
-    """
-
-    at: float
-    client: str
-    run: str
-    round: int
-    code: str
-    message: str
-    detail: str = ""
-    times: int = 1
 
 
 class Refusals(Store):

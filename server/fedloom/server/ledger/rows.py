@@ -235,18 +235,35 @@ class RenewalRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefusalRow:
-    """Calls of a client that the server refused: `times` equal ones, the latest described."""
+class Refused:
+    """Equal refusals: of one client for one round, with one code.
 
-    id: int
+    Attributes:
+        at: when the latest was, Unix seconds.
+        client: empty for unauthenticated peers.
+        run: of the call; empty if the call concerned none.
+        round: of the call; 0 if the call concerned none.
+        code: of the refusals.
+        message: of the latest.
+        detail: of the latest, for operators.
+        times: their number.
+    """
+
     at: float
     client: str
     run: str
     round: int
     code: str
     message: str
-    detail: str
-    times: int
+    detail: str = ""
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalRow(Refused):
+    """Refusals in the ledger."""
+
+    id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
