@@ -6,7 +6,7 @@ import pytest
 @pytest.fixture(scope="module")
 def arena(runner, federation, tmp_path_factory):
     """Alice, bob and mallory, enrolled and connected."""
-    from fedloom.server.fleet.pacing import Buckets
+    from fedloom.server.access.token_buckets import Buckets
     from support.arena import Arena
     from support.forgery import write_model
 

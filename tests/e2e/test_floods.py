@@ -12,7 +12,8 @@ from fedloom.protocol.trust import tokens
 from fedloom.protocol.trust.identity import build_csr, generate_key
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
-from fedloom.server.fleet.pacing import STRANGER_STREAMS, Buckets
+from fedloom.server.access.token_buckets import Buckets
+from fedloom.server.fleet.pacing import STRANGER_STREAMS
 from fedloom.server.ledger import Ledger
 from fedloom.server.ledger.audit_trail import Filter
 from support.federation import Federation, ask, converse

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
+from fedloom.server.access.token_buckets import LONGEST_HOLD_S, Buckets
 from fedloom.server.fleet import pacing
-from fedloom.server.fleet.pacing import LONGEST_HOLD_S, Buckets, PeerPace, address_of
+from fedloom.server.fleet.pacing import PeerPace, address_of
 
 
 def served(buckets, key, times):

@@ -16,9 +16,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedloom.server.access.errors import UnauthenticatedError
+from fedloom.server.access.errors import TooManyTriesError, UnauthenticatedError
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import LOCAL_USER, Principal
+from fedloom.server.access.request_pace import RequestPace
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Shield:
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
         self._gate = gate
+        self._pace = RequestPace()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -78,7 +80,7 @@ class Shield:
         if "transfer-encoding" in headers and "content-length" in headers:
             # RFC 9112, 6.3: request smuggling past a proxy.
             message = "Expected Content-Length or Transfer-Encoding, got both."
-            await _fault(400, message, close=True)(scope, receive, answer.send)
+            await _fault(400, message, Connection="close")(scope, receive, answer.send)
             return
         if not self._gate.site.knows(headers.get("host", "")):
             message = (
@@ -88,10 +90,17 @@ class Shield:
             await _fault(421, message)(scope, receive, answer.send)
             return
         scope = {**scope}
-        try:
+        try:  # before anything of the request is read
             limit = await self._limit(scope)
-        except UnauthenticatedError as error:  # before anything of the request is read
-            await _fault(401, str(error), "denied")(scope, receive, answer.send)
+        except TooManyTriesError as error:
+            await _fault(429, str(error), "denied", **{"Retry-After": error.retry_after})(
+                scope, receive, answer.send
+            )
+            return
+        except UnauthenticatedError as error:
+            await _fault(401, str(error), "denied", **{"WWW-Authenticate": "Bearer"})(
+                scope, receive, answer.send
+            )
             return
         declared = headers.get("content-length", "0")
         if limit is not None and declared.isdigit() and int(declared) > limit:
@@ -104,15 +113,21 @@ class Shield:
         """Longest body allowed for this request, bytes; None for a stream of any length.
 
         Raises:
+            TooManyTriesError: its user or its address makes too many requests.
             UnauthenticatedError: an API request that changes something has no valid credential.
         """
-        if scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            return STRANGER_BYTES
+        request, changes = Request(scope), scope["method"] not in ("GET", "HEAD", "OPTIONS")
         try:
-            scope[PRINCIPAL] = await self._gate.principal(Request(scope))
+            scope[PRINCIPAL] = principal = await self._gate.principal(request)
         except UnauthenticatedError:
-            if scope["path"].startswith(API):
+            await self._pace.stranger(self._gate.address(request))
+            if changes and scope["path"].startswith(API):
                 raise
+            return STRANGER_BYTES
+        except Exception:  # noqa: BLE001 - of the ledger: the application answers, when it asks again
+            return STRANGER_BYTES
+        await self._pace.user(principal.name)
+        if not changes:
             return STRANGER_BYTES
         # By the path, not the headers: other routes read the whole body into memory.
         return None if (scope["method"], scope["path"]) in STREAMED else DOCUMENT_BYTES
@@ -224,9 +239,6 @@ class _Watch:
         return before is None or (now is not None and now.scope.covers(before.scope))
 
 
-def _fault(status: int, message: str, kind: str = "usage", *, close: bool = False) -> JSONResponse:
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    if close:
-        headers["Connection"] = "close"
+def _fault(status: int, message: str, kind: str = "usage", **headers: str) -> JSONResponse:
     fault = {"message": message, "kind": kind, "code": None}
     return JSONResponse({"error": fault}, status, headers)

@@ -11,10 +11,10 @@ from fedloom.protocol.transport import methods
 from fedloom.protocol.trust.signing import NONCE_BYTES
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import NONCE_SINCE, __version__
+from fedloom.server.access.token_buckets import Buckets
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named, check_version
 from fedloom.server.fleet.context import FleetContext
-from fedloom.server.fleet.pacing import Buckets
 from fedloom.server.fleet.sessions import Call, Session
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.rounds.manager import Runs

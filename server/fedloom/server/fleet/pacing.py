@@ -2,67 +2,23 @@
 
 A peer beyond its rate is answered later. Its streams stay open meanwhile, so that the limit of
 streams on a connection stops it, and its calls take no time that rounds need.
-
-Source: ATM Forum, Traffic Management 4.1, 4.4.2: the generic cell rate algorithm, which keeps one
-time for each bucket.
-
-Invariant: memory is bounded; the longest unused bucket is dropped first, as it is full again first.
 """
 
 import asyncio
 import time
-from collections import OrderedDict
 from urllib.parse import unquote
 
 from fedloom.server.access.throttle import network_of
-
-MAX_KEYS = 10_000
+from fedloom.server.access.token_buckets import LONGEST_HOLD_S, Buckets
 
 HELD = 1024
 """Answers that may wait at once; each holds its request, of strangers 64 KiB at most."""
-
-LONGEST_HOLD_S = 1.0
-"""Longest time that an answer waits."""
 
 MAX_STREAMS = 64
 """Calls of one connection to the fleet's port at once: more than `MAX_CALLS` of its client."""
 
 STRANGER_STREAMS = 4
 """Calls of one connection to the enrolment port at once; a device makes one."""
-
-
-class Buckets:
-    """Token buckets by key.
-
-    Args:
-        burst: requests that a full bucket allows at once.
-        per_s: requests per second that refill it.
-        max_keys: buckets that are kept.
-    """
-
-    def __init__(self, burst: int, per_s: float, max_keys: int = MAX_KEYS) -> None:
-        self._room_s = burst / per_s
-        self._each_s = 1.0 / per_s
-        self._max_keys = max_keys
-        self._full_at: OrderedDict[str, float] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._full_at)
-
-    def wait_s(self, key: str, now: float) -> float:
-        """Seconds from `now` (monotonic) until this key's bucket has a token; 0 if it has one."""
-        return max(0.0, self._full_at.get(key, now) + self._each_s - self._room_s - now)
-
-    def take(self, key: str, now: float) -> float:
-        """Take a token; returns the seconds until the bucket is out of debt, 0 without debt.
-
-        The debt is at most `LONGEST_HOLD_S` seconds of tokens: a peer that stops is soon served.
-        """
-        full_at = max(self._full_at.pop(key, now), now) + self._each_s
-        self._full_at[key] = min(full_at, now + self._room_s + LONGEST_HOLD_S)
-        while len(self._full_at) > self._max_keys:
-            self._full_at.popitem(last=False)
-        return max(0.0, self._full_at[key] - self._room_s - now)
 
 
 class PeerPace:

@@ -1,0 +1,57 @@
+"""Paces requests over TCP: by user, and by address where no valid credential comes with them.
+
+The console shares its event loop with the rounds. Requests beyond a rate wait, and those beyond a
+second of waiting get a short answer, 429, that costs neither the ledger nor a page.
+"""
+
+import asyncio
+import time
+
+from fedloom.server.access.errors import TooManyTriesError
+from fedloom.server.access.throttle import network_of
+from fedloom.server.access.token_buckets import LONGEST_HOLD_S, Buckets
+
+USERS = 500, 50.0
+"""Requests of a user at once, and per second after that; a page takes about a dozen."""
+
+STRANGERS = 64, 8.0
+"""Likewise of an address without a valid credential."""
+
+ALL_STRANGERS = 256, 32.0
+"""Likewise of all these addresses together."""
+
+
+class RequestPace:
+    """Delays the requests of peers beyond their rates."""
+
+    def __init__(self) -> None:
+        self._users = Buckets(*USERS)
+        self._strangers = Buckets(*STRANGERS)
+        self._all_strangers = Buckets(*ALL_STRANGERS)
+
+    async def user(self, name: str) -> None:
+        """Count a request of a user; wait if there are too many.
+
+        Raises:
+            TooManyTriesError: a second of waiting is not enough.
+        """
+        await _hold(self._users.take(name, time.monotonic()))
+
+    async def stranger(self, address: str) -> None:
+        """Count a request without a valid credential; wait if there are too many.
+
+        Raises:
+            TooManyTriesError: a second of waiting is not enough.
+        """
+        now = time.monotonic()
+        wait_s = self._strangers.take(network_of(address), now)
+        if wait_s < LONGEST_HOLD_S:  # one address alone does not use up what all have
+            wait_s = max(wait_s, self._all_strangers.take("", now))
+        await _hold(wait_s)
+
+
+async def _hold(wait_s: float) -> None:
+    if wait_s > 0:
+        await asyncio.sleep(wait_s)
+    if wait_s >= LONGEST_HOLD_S:
+        raise TooManyTriesError("Expected fewer requests: try again in a moment.", wait_s)

@@ -1,0 +1,48 @@
+"""Token buckets: requests of a peer beyond a burst and a rate wait, and cost little until then.
+
+Source: ATM Forum, Traffic Management 4.1, 4.4.2: the generic cell rate algorithm, which keeps one
+time for each bucket.
+
+Invariant: memory is bounded; the longest unused bucket is dropped first, as it is full again first.
+"""
+
+from collections import OrderedDict
+
+MAX_KEYS = 10_000
+
+LONGEST_HOLD_S = 1.0
+"""Longest time that an answer waits."""
+
+
+class Buckets:
+    """Token buckets by key.
+
+    Args:
+        burst: requests that a full bucket allows at once.
+        per_s: requests per second that refill it.
+        max_keys: buckets that are kept.
+    """
+
+    def __init__(self, burst: int, per_s: float, max_keys: int = MAX_KEYS) -> None:
+        self._room_s = burst / per_s
+        self._each_s = 1.0 / per_s
+        self._max_keys = max_keys
+        self._full_at: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._full_at)
+
+    def wait_s(self, key: str, now: float) -> float:
+        """Seconds from `now` (monotonic) until this key's bucket has a token; 0 if it has one."""
+        return max(0.0, self._full_at.get(key, now) + self._each_s - self._room_s - now)
+
+    def take(self, key: str, now: float) -> float:
+        """Take a token; returns the seconds until the bucket is out of debt, 0 without debt.
+
+        The debt is at most `LONGEST_HOLD_S` seconds of tokens: a peer that stops is soon served.
+        """
+        full_at = max(self._full_at.pop(key, now), now) + self._each_s
+        self._full_at[key] = min(full_at, now + self._room_s + LONGEST_HOLD_S)
+        while len(self._full_at) > self._max_keys:
+            self._full_at.popitem(last=False)
+        return max(0.0, self._full_at[key] - self._room_s - now)
