@@ -14,7 +14,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which would each compile all
 
 .DEFAULT_GOAL := help
-.PHONY: console fuzz help demo papers examples compiled test lint types arrows unit long flower crash faults format generate clean package bundle locks sbom lint-deploy same upgrade
+.PHONY: console fuzz help demo papers examples compiled test lint types arrows unit long flower crash faults hostile format generate clean package bundle locks sbom lint-deploy same upgrade
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -96,6 +96,9 @@ same: $(VENV)/.dev ## compare the models of the commit OLD with this one's, case
 
 crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare the bits
 	python tests/support/crash.py --kills $(KILLS) --seed $(SEED)
+
+hostile: $(VENV)/.dev ## rounds of 20 clients beside floods and slow peers, kind by kind: 10 minutes, loopback only
+	python benchmarks/hostile.py $(if $(KINDS),--kinds $(KINDS))
 
 faults: $(VENV)/.dev ## networks, disks, clocks and processes that fail: 5 minutes, more as root
 	FEDLOOM_TEST_FAULTS=1 pytest -q -n 4 --dist loadscope tests/faults

@@ -106,11 +106,12 @@ def spending(deployment):
     }
 
 
-def measure(deployment, params, arguments, *, rounds=None, members=0, attack=None):
+def measure(deployment, params, arguments, *, rounds=None, kind=None, attack=None):
     """Seconds of each round of a run, and what the server spent meanwhile."""
     honest, rounds = arguments.honest, rounds or arguments.rounds
-    everyone = honest + members
-    deployment.wait_online(everyone)
+    everyone = honest + (kind.clients if kind else 0)  # all that may attend are asked
+    online = everyone if kind and kind.members else honest
+    deployment.wait_online(online)
     spec = {
         "name": "hostile",
         "rounds": rounds,
@@ -119,7 +120,7 @@ def measure(deployment, params, arguments, *, rounds=None, members=0, attack=Non
             "goal": honest,
             "quorum": honest,  # a round that loses an honest update is abandoned
             "over_selection": everyone / honest,
-            "candidates": everyone,
+            "candidates": online,
             "patience_s": arguments.patience_s,
             "deadline_s": arguments.deadline_s,
         },
@@ -216,9 +217,8 @@ def main():
             chosen = hostile[: known.clients] if known else ()
             given["configs"] = {each: deployment.clients[each] for each in chosen}
             given["digest"] = next((deployment.state / "models").glob("*.safetensors")).stem
-            members = known.clients if known and known.members else 0
             with attack_of(name, given) as attack:
-                loud = measure(deployment, params, arguments, members=members, attack=attack)
+                loud = measure(deployment, params, arguments, kind=known, attack=attack)
             time.sleep(AFTER_S)
             after = measure(deployment, params, arguments)
             found[name], found[f"after {name}"] = loud, after

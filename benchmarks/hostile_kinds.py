@@ -435,6 +435,21 @@ async def console_logins(attackers):
 
 
 @kind(clients=1)
+async def console_requests(attackers):
+    """A stranger asks for the login page and hangs up at once, as often as it can."""
+    request = f"GET /login HTTP/1.1\r\nHost: {attackers.console}\r\n\r\n".encode()
+    host, _, port = attackers.console.rpartition(":")
+
+    async def one():
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request)
+        await writer.drain()
+        writer.transport.abort()
+
+    await for_ever(one, 16, attackers)
+
+
+@kind(clients=1)
 async def event_streams(attackers):
     """Viewers open 200 streams of events each, read nothing, and open those anew that end."""
 

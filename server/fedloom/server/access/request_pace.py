@@ -1,7 +1,7 @@
 """Paces requests over TCP: by user, and by address where no valid credential comes with them.
 
 The console shares its event loop with the rounds. Requests beyond a rate wait, and those beyond a
-second of waiting get a short answer, 429, that costs neither the ledger nor a page.
+second of waiting get a short, late answer, 429, that costs neither the ledger nor a page.
 """
 
 import asyncio
@@ -20,6 +20,12 @@ STRANGERS = 64, 8.0
 ALL_STRANGERS = 256, 32.0
 """Likewise of all these addresses together."""
 
+REFUSED_AFTER_S = 4.0
+"""Time after which a request beyond a second of waiting is refused; its peer waits for that."""
+
+HELD = 256
+"""Requests that wait at once; further ones are refused immediately."""
+
 
 class RequestPace:
     """Delays the requests of peers beyond their rates."""
@@ -28,6 +34,7 @@ class RequestPace:
         self._users = Buckets(*USERS)
         self._strangers = Buckets(*STRANGERS)
         self._all_strangers = Buckets(*ALL_STRANGERS)
+        self._held = 0
 
     async def user(self, name: str) -> None:
         """Count a request of a user; wait if there are too many.
@@ -35,7 +42,7 @@ class RequestPace:
         Raises:
             TooManyTriesError: a second of waiting is not enough.
         """
-        await _hold(self._users.take(name, time.monotonic()))
+        await self._hold(self._users.take(name, time.monotonic()))
 
     async def stranger(self, address: str) -> None:
         """Count a request without a valid credential; wait if there are too many.
@@ -47,11 +54,17 @@ class RequestPace:
         wait_s = self._strangers.take(network_of(address), now)
         if wait_s < LONGEST_HOLD_S:  # one address alone does not use up what all have
             wait_s = max(wait_s, self._all_strangers.take("", now))
-        await _hold(wait_s)
+        await self._hold(wait_s)
 
-
-async def _hold(wait_s: float) -> None:
-    if wait_s > 0:
-        await asyncio.sleep(wait_s)
-    if wait_s >= LONGEST_HOLD_S:
-        raise TooManyTriesError("Expected fewer requests: try again in a moment.", wait_s)
+    async def _hold(self, wait_s: float) -> None:
+        if wait_s <= 0:
+            return
+        is_refused = wait_s >= LONGEST_HOLD_S or self._held >= HELD
+        if self._held < HELD:
+            self._held += 1
+            try:
+                await asyncio.sleep(REFUSED_AFTER_S if is_refused else wait_s)
+            finally:
+                self._held -= 1
+        if is_refused:
+            raise TooManyTriesError("Expected fewer requests: try again in a moment.", wait_s)
