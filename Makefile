@@ -7,6 +7,8 @@ FUZZ   ?= .venv-fuzz
 DEPLOY_LINT ?= .venv-lint
 SUPPLY ?= .venv-supply
 KILLS  ?= 1000
+CLIENTS ?= 5000
+MINUTES ?= 30
 SEED   ?= 1
 DATA   ?= digits
 OLD    ?= HEAD^
@@ -14,7 +16,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which would each compile all
 
 .DEFAULT_GOAL := help
-.PHONY: console fuzz help demo papers examples compiled test lint types arrows unit long flower crash faults hostile format generate clean package bundle locks sbom lint-deploy same upgrade
+.PHONY: console fuzz help demo papers examples compiled test lint types arrows unit long flower crash faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -99,6 +101,9 @@ crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare t
 
 hostile: $(VENV)/.dev ## rounds of 20 clients beside floods and slow peers, kind by kind: 10 minutes, loopback only
 	python benchmarks/hostile.py $(if $(KINDS),--kinds $(KINDS))
+
+soak: $(VENV)/.dev ## CLIENTS streams (5000), 1 % of them leaving a minute, rounds for MINUTES (30): does anything grow?
+	nice python benchmarks/soak.py --clients $(CLIENTS) --minutes $(MINUTES)
 
 faults: $(VENV)/.dev ## networks, disks, clocks and processes that fail: 5 minutes, more as root
 	FEDLOOM_TEST_FAULTS=1 pytest -q -n 4 --dist loadscope tests/faults

@@ -48,7 +48,7 @@ class Deployment:
         self.directory = directory
         self.state = directory / "server"
         self.clients = {}
-        self._events = directory / "events"
+        self.events_file = directory / "events"
         self._log = (directory / "log").open("wb")
         self._server = None
         self._processes = []
@@ -87,8 +87,8 @@ class Deployment:
     def pid(self):
         return self._server.pid
 
-    def start(self):
-        self._server = self.launch("serve.py", str(self._events))
+    def start(self, script="serve.py"):
+        self._server = self.launch(script, str(self.events_file))
 
     def launch(self, script, *arguments):
         """Start a script beside this one as `SCRIPT STATE_DIR READY_FILE ...`, and wait for it."""
@@ -152,7 +152,7 @@ class Deployment:
 
     def events(self):
         """What the stop-watches saw: (name, begin, end) by the monotonic clock."""
-        lines = self._events.read_text().splitlines()
+        lines = self.events_file.read_text().splitlines()
         return [(n, float(a), float(b)) for n, a, b in (line.split() for line in lines)]
 
     def rounds(self, run):
@@ -165,12 +165,12 @@ class Deployment:
 
 
 @contextmanager
-def deployed(clients, **settings):
-    """A running server, gone at the end with all its files."""
+def deployed(clients, script="serve.py", **settings):
+    """A running server, gone at the end with all its files; `script` is beside this one."""
     with tempfile.TemporaryDirectory(prefix="fedloom-") as temporary:
         deployment = Deployment(Path(temporary), clients, **settings)
         try:
-            deployment.start()
+            deployment.start(script)
             yield deployment
         finally:
             deployment.stop()
@@ -223,16 +223,16 @@ def machine():
     }
 
 
-def report(name, columns, rows, **more):
+def report(name, columns, rows, out=OUT, **more):
     """Print a table and write it, with the machine, to out/NAME.json."""
     texts = [[*map(str, columns)], *[[_text(value) for value in row] for row in rows]]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for text in texts:
         cells = [t.rjust(w) for t, w in zip(text[1:], widths[1:], strict=True)]
         print("  ".join([text[0].ljust(widths[0]), *cells]).rstrip())
-    OUT.mkdir(exist_ok=True)
+    out.mkdir(exist_ok=True)
     found = {"machine": machine(), "rows": [dict(zip(columns, r, strict=True)) for r in rows]}
-    (OUT / f"{name}.json").write_text(json.dumps({**found, **more}, indent=2) + "\n")
+    (out / f"{name}.json").write_text(json.dumps({**found, **more}, indent=2) + "\n")
 
 
 def _text(value):

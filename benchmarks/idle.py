@@ -12,17 +12,8 @@ import asyncio
 import multiprocessing
 import time
 
-import grpc
 from deployment import cpu_s, deployed, memory_bytes, model, report
-
-from fedloom.client.config import load
-from fedloom.client.network.connection import CHANNEL_OPTIONS
-from fedloom.client.state.store import ClientStore
-from fedloom.protocol.transport import methods
-from fedloom.protocol.trust.identity import chain_pem
-from fedloom.protocol.trust.signing import NONCE_BYTES
-from fedloom.protocol.v1 import fleet_pb2
-from fedloom.protocol.version import PROTOCOL_VERSIONS
+from wire import Stream, open_channel
 
 SPAWN = multiprocessing.get_context("spawn")
 AT_ONCE = 16
@@ -45,36 +36,16 @@ async def _hold(configs, pipe):
 
 
 async def _attend(path, gate):
-    config = load(path)
     async with gate:
-        pem, root = ClientStore(config.state_dir).identity()
-        credentials = grpc.ssl_channel_credentials(root, pem, chain_pem(pem))
-        channel = grpc.aio.secure_channel(config.server, credentials, CHANNEL_OPTIONS)
-        stream = channel.stream_stream(
-            methods.ATTEND,
-            request_serializer=fleet_pb2.ClientMessage.SerializeToString,
-            response_deserializer=fleet_pb2.ServerMessage.FromString,
-        )()
-        hello = fleet_pb2.Hello(
-            protocol_versions=PROTOCOL_VERSIONS, client=path.parent.name, nonce=bytes(NONCE_BYTES)
-        )
-        await stream.write(fleet_pb2.ClientMessage(hello=hello))
-        welcome = await stream.read()
-        if welcome is grpc.aio.EOF or welcome.WhichOneof("kind") != "welcome":
-            raise RuntimeError(f"not welcome: {await stream.details()}")
-    return channel, stream  # a channel that nobody holds closes
+        return await Stream(path.parent.name, open_channel(path)).begin()
 
 
-async def _offered(held):
-    _, stream = held
-    message = await stream.read()
-    at = time.monotonic()
-    if message is grpc.aio.EOF or message.WhichOneof("kind") not in ("offer", "signed_offer"):
-        raise RuntimeError("Expected an offer.")
-    key = message.signed_offer.task if message.HasField("signed_offer") else message.offer.key
-    reply = fleet_pb2.OfferReply(task=key, accepted=True)
-    await stream.write(fleet_pb2.ClientMessage(offer_reply=reply))
-    return at
+async def _offered(stream):
+    async for task in stream.offers():
+        at = time.monotonic()
+        await stream.accept(task)
+        return at
+    raise RuntimeError(f"Expected an offer, got {await stream.details()}")
 
 
 def _answer(pipe):

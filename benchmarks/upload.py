@@ -20,21 +20,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import numpy as np
 from deployment import cpu_s, deployed, free_port, model, report
+from wire import Stream, header_for, open_channel
 
 from fedloom.client.config import load
 from fedloom.client.network import transfer
-from fedloom.client.network.connection import CHANNEL_OPTIONS
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.tensors.container import write_file
-from fedloom.protocol.transport import methods
-from fedloom.protocol.trust.signing import NONCE_BYTES
 from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.strategies import DELTA, Full
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -54,16 +50,18 @@ def make_body(directory, params):
     """The body of an update to a model, as a client would have written it."""
     write_file(directory / "model.safetensors", params)
     manifest = read_manifest(directory / "model.safetensors")
-    rng = np.random.default_rng(1)
-    parts = [
-        TensorPart(DELTA, n, Full(), 0.01 * rng.standard_normal(a.shape, dtype=np.float32))
-        for n, a in params.items()
-    ]
+    parts = [TensorPart(DELTA, name, Full(), each) for name, each in deltas(params).items()]
     path = directory / "body"
     described, size, crc = write_body(path, parts, manifest)
     header = fleet_pb2.UpdateHeader(weight=32.0, size_bytes=size, crc32c=crc, parts=described)
     header.training.num_examples = 32
     return Body(path, header.SerializeToString())
+
+
+def deltas(params):
+    """The values of that update."""
+    rng = np.random.default_rng(1)
+    return {n: 0.01 * rng.standard_normal(a.shape, dtype=np.float32) for n, a in params.items()}
 
 
 # ---- the clients -------------------------------------------------------------------------------
@@ -83,37 +81,23 @@ class TimedStore(ClientStore):
 
 def uploader(config_path, body, sink_address, pipe):
     """A client process: takes offers, sends the body made before to whom the parent says."""
-    asyncio.run(_uploader(load(config_path), body, sink_address, pipe))
+    asyncio.run(_uploader(config_path, body, sink_address, pipe))
 
 
-async def _uploader(config, body, sink_address, pipe):
+async def _uploader(path, body, sink_address, pipe):
+    config = load(path)
     store = TimedStore(config.state_dir)
-    pem, root = store.identity()
-    credentials = grpc.ssl_channel_credentials(root, pem, pem)
     name = config.state_dir.parent.name
-    ours = grpc.aio.secure_channel(config.server, credentials, CHANNEL_OPTIONS)
-    theirs = grpc.aio.secure_channel(sink_address, credentials, CHANNEL_OPTIONS)
+    ours, theirs = open_channel(path), open_channel(path, server=sink_address)
     await asyncio.gather(ours.channel_ready(), theirs.channel_ready())
-    attend = ours.stream_stream(
-        methods.ATTEND,
-        request_serializer=fleet_pb2.ClientMessage.SerializeToString,
-        response_deserializer=fleet_pb2.ServerMessage.FromString,
-    )()
-    hello = fleet_pb2.Hello(
-        protocol_versions=PROTOCOL_VERSIONS, client=name, nonce=bytes(NONCE_BYTES)
-    )
-    await attend.write(fleet_pb2.ClientMessage(hello=hello))
-    await attend.read()
+    attend = await Stream(name, ours).begin()
     pipe.send("attending")
     while (command := await asyncio.to_thread(pipe.recv)) != "end":
-        header = fleet_pb2.UpdateHeader.FromString(body.header)
-        header.client = name
         if command == "server":
             offer = await _offer(attend)
-            header.task.CopyFrom(offer.key)
-            header.model_digest = offer.model.digest
         else:
-            header.task.run, header.task.round = "sink", 1
+            offer = fleet_pb2.Task(key=fleet_pb2.TaskKey(run="sink", round=1))
+        header = header_for(body.header, name, offer)
         path = store.body_path(header.task.run, header.task.round)
         path.unlink(missing_ok=True)
         path.hardlink_to(body.path)
@@ -129,21 +113,10 @@ async def _uploader(config, body, sink_address, pipe):
 
 
 async def _offer(attend):
-    while (message := await attend.read()) is not grpc.aio.EOF:
-        if message.WhichOneof("kind") in ("offer", "signed_offer"):
-            offer = _task(message)
-            reply = fleet_pb2.OfferReply(task=offer.key, accepted=True)
-            await attend.write(fleet_pb2.ClientMessage(offer_reply=reply))
-            return offer
+    async for offer in attend.offers():
+        await attend.accept(offer)
+        return offer
     raise RuntimeError("the stream of offers ended")
-
-
-def _task(message):
-    """What is offered; the clients here trust whoever they speak to."""
-    if not message.HasField("signed_offer"):
-        return message.offer
-    statement = fleet_pb2.OfferStatement.FromString(message.signed_offer.statement)
-    return fleet_pb2.Task.FromString(statement.task)
 
 
 def _own_cpu_s():

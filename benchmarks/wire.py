@@ -1,0 +1,114 @@
+"""A client's side of the documented wire by grpcio alone, for benchmarks that hold many clients.
+
+It has a client's certificate and transport settings and nothing of its agent: no checks of what the
+server sends, no retries.
+"""
+
+import hashlib
+
+import grpc
+
+from fedloom.client.config import load
+from fedloom.client.network.connection import CHANNEL_OPTIONS
+from fedloom.client.state.store import ClientStore
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust.identity import chain_pem
+from fedloom.protocol.trust.signing import NONCE_BYTES
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.protocol.version import PROTOCOL_VERSIONS
+
+
+def open_channel(path, options=CHANNEL_OPTIONS, server=""):
+    """A connection of a client of its own, over mTLS.
+
+    Args:
+        path: of its client.toml.
+        options: of the channel.
+        server: host:port, if not that of the settings.
+    """
+    config = load(path)
+    pem, root = ClientStore(config.state_dir).identity()
+    credentials = grpc.ssl_channel_credentials(root, pem, chain_pem(pem))
+    return grpc.aio.secure_channel(server or config.server, credentials, options)
+
+
+class Stream:
+    """A client's stream of offers.
+
+    Args:
+        name: in its certificate.
+        channel: a channel that nobody holds closes, so the stream holds it.
+    """
+
+    def __init__(self, name, channel):
+        self.name, self.channel = name, channel
+        self._call = channel.stream_stream(
+            methods.ATTEND,
+            request_serializer=fleet_pb2.ClientMessage.SerializeToString,
+            response_deserializer=fleet_pb2.ServerMessage.FromString,
+        )()
+
+    async def begin(self):
+        """Attend; returns the stream."""
+        hello = fleet_pb2.Hello(
+            protocol_versions=PROTOCOL_VERSIONS, client=self.name, nonce=bytes(NONCE_BYTES)
+        )
+        await self._call.write(fleet_pb2.ClientMessage(hello=hello))
+        welcome = await self._call.read()
+        if welcome is grpc.aio.EOF or welcome.WhichOneof("kind") != "welcome":
+            raise RuntimeError(f"not welcome: {await self._call.details()}")
+        return self
+
+    async def messages(self):
+        """Every message until the stream ends."""
+        while (message := await self._call.read()) is not grpc.aio.EOF:
+            yield message
+
+    async def offers(self):
+        """Every offered task, unanswered, until the stream ends."""
+        async for message in self.messages():
+            if (task := offered(message)) is not None:
+                yield task
+
+    async def accept(self, task):
+        reply = fleet_pb2.OfferReply(task=task.key, accepted=True)
+        await self._call.write(fleet_pb2.ClientMessage(offer_reply=reply))
+
+    async def details(self):
+        """Why the stream has ended."""
+        return f"{await self._call.code()}: {await self._call.details()}"
+
+    def cancel(self):
+        self._call.cancel()
+
+
+def offered(message):
+    """The task that a message offers, its signature unchecked; None for another message."""
+    if not message.HasField("signed_offer"):
+        return message.offer if message.HasField("offer") else None
+    statement = fleet_pb2.OfferStatement.FromString(message.signed_offer.statement)
+    return fleet_pb2.Task.FromString(statement.task)
+
+
+async def download(channel, digest):
+    """Download a model to nowhere, and compare its digest."""
+    request = fleet_pb2.DownloadRequest(digest=digest).SerializeToString()
+    found = hashlib.sha256()
+    async for chunk in channel.unary_stream(methods.DOWNLOAD)(request):
+        found.update(chunk)
+    if found.hexdigest() != digest:
+        raise RuntimeError(f"Expected the model {digest}, got other bytes.")
+
+
+def header_for(header, name, task):
+    """The header of a client's update for a task.
+
+    Args:
+        header: of such an update, serialised, whoever sends it.
+        name: of the client.
+        task: as offered.
+    """
+    mine = fleet_pb2.UpdateHeader.FromString(header)
+    mine.client, mine.model_digest = name, task.model.digest
+    mine.task.CopyFrom(task.key)
+    return mine
