@@ -74,6 +74,7 @@ def test_import_time_is_limited(module):
     assert cost_s(module) < BUDGET * cost_s(YARDSTICK)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "missing", "extra"),
     [

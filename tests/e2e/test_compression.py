@@ -56,6 +56,7 @@ async def honest(federation, agents):
     return result(federation, run)["w"].copy()
 
 
+@pytest.mark.long
 def test_a_restart_keeps_clients_models_and_memories(tmp_path):
     """A server stopped between two updates of a round ends with the same bits."""
 

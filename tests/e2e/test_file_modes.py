@@ -34,6 +34,7 @@ def wide(*directories):
     return [str(path) for path in paths if mode(path) & 0o077 and path.name not in PUBLIC]
 
 
+@pytest.mark.long
 def test_files_of_a_round_are_private(tmp_path, open_umask):
     """Ledger and its logs, models, spool and sockets; a device's models, updates and health."""
     with Stage(tmp_path, ["ann"]) as stage:
@@ -48,6 +49,7 @@ def test_files_of_a_round_are_private(tmp_path, open_umask):
         assert wide(stage.state, ann.state) == []
 
 
+@pytest.mark.long
 def test_server_takes_open_files_from_other_users_and_says_so(tmp_path, open_umask):
     """Of earlier versions, or of a backup that was restored."""
     with Stage(tmp_path, []) as stage:

@@ -147,6 +147,7 @@ BAD_MODELS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BAD_MODELS)
 def test_an_invalid_model_with_the_right_digest_is_refused(runner, device, name):
     """The training code does not receive it, and its file is deleted."""
@@ -168,6 +169,7 @@ def test_an_invalid_model_with_the_right_digest_is_refused(runner, device, name)
     runner.run(main())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lie", ["other bytes", "more bytes", "fewer bytes", "less promised"])
 def test_wrong_bytes_are_refused_after_a_few_attempts(runner, device, monkeypatch, lie):
     """The agent retries, because the network may be at fault, but not forever."""

@@ -43,7 +43,14 @@ def folder(tmp_path, name):
     return list((tmp_path / "a" / "client-state" / name).glob("*"))
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, marks=pytest.mark.long),
+        signal.SIGKILL,
+    ],
+)
 def test_a_training_resumes_after_a_stop_or_a_kill(tmp_path, how):
     """No epoch is trained twice, no partial result is sent, and a stop is not a failure."""
 
@@ -69,6 +76,7 @@ def test_a_training_resumes_after_a_stop_or_a_kill(tmp_path, how):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_training_of_an_ended_round_is_dropped(tmp_path):
     """Another client finished the round; the next task deletes the remaining files."""
 

@@ -71,6 +71,7 @@ def test_bounds_that_miss_the_precision_are_refused_when_submitted(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_the_share_of_values_that_became_zero_is_measured_through_a_restart(tmp_path):
     """4 of 8 values of one client and none of 17 of the other: 16 %, everywhere it is shown."""
 

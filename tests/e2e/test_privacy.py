@@ -127,6 +127,7 @@ def test_a_restart_replays_the_noise(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_participations_are_limited_over_restarts(tmp_path):
     """Each client in two of six rounds, two others between; the model follows from key and ledger.
 
@@ -160,6 +161,7 @@ def test_participations_are_limited_over_restarts(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_poisson_rounds_ask_whom_their_coins_draw(tmp_path, caplog):
     """Of two expected clients three attend: rounds of none to three are committed, with noise.
 

@@ -211,6 +211,7 @@ def test_a_model_changed_on_the_device_is_downloaded_again(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_the_command_shows_and_exports_the_model(tmp_path):
     """`fedloom client model` with a real server, as text and JSON, then offline."""
 

@@ -140,6 +140,7 @@ def test_a_killed_server_loses_only_times_and_bytes(tmp_path):
     assert (detail["clients"]["selected"], detail["clients"]["counted"]) == (2, 1)
 
 
+@pytest.mark.long
 def test_members_of_buffers_are_recorded_in_the_round_of_their_task(tmp_path):
     """Every record ends, and none stays in memory."""
 
@@ -162,6 +163,7 @@ def test_members_of_buffers_are_recorded_in_the_round_of_their_task(tmp_path):
     assert records._records == {}
 
 
+@pytest.mark.long
 def test_rounds_come_page_by_page(tmp_path):
     """Newest first, each once; members by name."""
 

@@ -61,6 +61,7 @@ async def straight(federation, agents, spec):
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "spec",
     [

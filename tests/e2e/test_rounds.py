@@ -103,6 +103,7 @@ def test_the_run_determines_the_weights(tmp_path, weighting, wanted):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_automatic_chunk_sizes_give_the_same_mean(tmp_path):
     """With "auto" on both sides the sizes change during the transfer."""
 

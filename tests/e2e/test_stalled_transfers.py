@@ -92,6 +92,7 @@ async def resumed(arena, forged, offset):
             assert (await again.ending()).code is Code.BUSY
 
 
+@pytest.mark.long
 def test_downloads_that_are_not_read_hold_no_slot(tmp_path):
     """An honest client gets its model beside 31 of another; these go on when they are read."""
 

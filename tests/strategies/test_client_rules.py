@@ -87,6 +87,7 @@ def test_scaffold_keeps_the_mean_of_the_memories():
         np.testing.assert_allclose(state.slots["control"]["x"], mean, atol=1e-12)
 
 
+@pytest.mark.long
 def test_fednova_converges_where_its_normalised_steps_cancel():
     """FedAvg is biased towards clients with many steps; both match the closed form."""
     world = heterogeneous(steps=(1, 3, 8, 20))
@@ -172,6 +173,7 @@ def test_qfedavg_steps_as_its_paper_says(q):
     np.testing.assert_allclose(ours, expected, rtol=1e-8)
 
 
+@pytest.mark.long
 def test_qfedavg_makes_losses_more_equal():
     """The larger q, the smaller the gap between the worst client and the best."""
     world = heterogeneous(learning_rate=0.02)

@@ -41,6 +41,7 @@ def test_first_line_is_the_present_state(words, tmp_path):
             process.terminate()
 
 
+@pytest.mark.long
 def test_lines_continue_after_a_restart_of_the_server(tmp_path):
     """Loss and reconnection are reported on standard error."""
     command = [*CLI, "run", "list", "--watch", "--json", "--dir", str(tmp_path / "state")]

@@ -208,6 +208,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_a_killed_writer_loses_no_acknowledged_example(tmp_path):
     """SIGKILL during appends of two processes; at most one more than acknowledged is stored."""
     path = tmp_path / "examples.db"

@@ -116,6 +116,7 @@ def test_averaged_full_batch_steps_equal_the_centralised_one():
     assert all(np.allclose(average[name], whole[name], atol=1e-6) for name in whole)
 
 
+@pytest.mark.long
 def test_the_default_optimizer_takes_the_steps_of_torchs_sgd():
     """The bits are equal; `torch.optim` is not imported."""
     ours = _trained(_task(epochs=3))

@@ -179,6 +179,7 @@ def nearly_headers(draw):
     return json.dumps(draw(st.dictionaries(names, entry | JSON, max_size=3))).encode()
 
 
+@pytest.mark.long
 @given(st.binary(max_size=200) | nearly_headers() | JSON.map(lambda v: json.dumps(v).encode()))
 @example(b'{"a":' + b"[" * 100_000)
 @example(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1' + b"0" * 5000 + b"]}}")
@@ -212,6 +213,7 @@ def tampered(draw):
     return raw[:start] + draw(st.binary(max_size=4)) + raw[stop:]
 
 
+@pytest.mark.long
 @given(tampered())
 @settings(max_examples=400)
 def test_the_library_accepts_all_accepted_files(header):

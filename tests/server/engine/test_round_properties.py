@@ -342,6 +342,7 @@ def test_a_restart_loses_nothing(config, start, steps, seed):
     assert new.clock.paused or new.state is not RoundState.REPORTING
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(configs(), steps, st.floats(1, 1e4))
 def test_a_pause_only_shifts_time(config, steps, pause_s):

@@ -104,6 +104,7 @@ def test_every_client_and_every_pair_is_equally_likely():
     assert len(pairs) == size * (size - 1) // 2
 
 
+@pytest.mark.long
 def test_replacements_are_drawn_independently_of_the_cohort():
     """Each remaining client is equally likely to come next."""
     following = Counter()

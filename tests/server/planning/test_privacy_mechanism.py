@@ -115,7 +115,9 @@ def neighbours(goal, population):
 
 @pytest.mark.parametrize("others", OTHERS)
 @pytest.mark.parametrize("probability", PROBABILITIES)
-@pytest.mark.parametrize("rounds", [1, 4, 30])
+@pytest.mark.parametrize(
+    "rounds", [pytest.param(1, marks=pytest.mark.long), 4, pytest.param(30, marks=pytest.mark.long)]
+)
 def test_poisson_rounds_are_within_their_claim(probability, rounds, others):
     """With more and with fewer clients than the population, whatever the others send."""
     sent = {name: OTHERS[others](place) for place, name in enumerate(NAMES)} | {CLIENT: 1.0}
@@ -180,6 +182,7 @@ def test_coins_are_independent_and_have_the_claimed_probability():
 # ---- without replacement -----------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "goal"), [(4, 1), (5, 2), (5, 4)])
 def test_subsets_of_one_size_are_equally_likely(size, goal):
     """Real draws in 1,500 rounds; the limit is exceeded once in 10^5."""
@@ -196,7 +199,7 @@ def test_subsets_of_one_size_are_equally_likely(size, goal):
 @pytest.mark.parametrize(
     ("size", "goal", "population"), [(10, 1, 10), (4, 1, 4), (20, 4, 16), (5, 4, 5)]
 )
-@pytest.mark.parametrize("rounds", [1, 20])
+@pytest.mark.parametrize("rounds", [pytest.param(1, marks=pytest.mark.long), 20])
 def test_rounds_without_replacement_are_within_their_claim(size, goal, population, rounds, others):
     """A client's update is replaced; every subset of those present is equally likely."""
     values = [OTHERS[others](place) for place in range(size - 1)]

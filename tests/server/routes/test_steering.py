@@ -203,6 +203,7 @@ def test_a_private_run_keeps_its_goal(tmp_path):
         assert (status, "claim depends on it" in fault["error"]["message"]) == (409, True)
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_a_round_closes_at_its_new_goal_after_a_restart(tmp_path):
     """Its updates suffice; the sum is on the grid of the old goal."""

@@ -118,6 +118,7 @@ def test_new_file_stays_until_its_row_can_exist(door):
     assert prune(door) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", ["marked", "pruned"])
 def test_a_kill_between_two_steps_leaves_nothing_behind(door, monkeypatch, step):
     """Before or after files are removed, the next pass finishes."""

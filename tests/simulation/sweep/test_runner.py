@@ -42,6 +42,7 @@ def test_a_grid_runs_each_combination_once_and_finds_the_best(tmp_path, monkeypa
     assert again.rows == outcome.rows
 
 
+@pytest.mark.long
 def test_failed_trials_are_rows_and_the_sweep_continues(tmp_path):
     troubles = ["usage", "crash", "exit", "kill", "blind", "diverge", ""]
     outcome = run(make({"config.trouble": troubles}), tmp_path, jobs=4)
@@ -59,6 +60,7 @@ def test_failed_trials_are_rows_and_the_sweep_continues(tmp_path):
     assert "Traceback" in (tmp_path / "trials/0002.log").read_text()
 
 
+@pytest.mark.long
 def test_a_sweep_stops_if_its_first_trials_fail(tmp_path):
     sweep = make({"config.trouble": ["usage"], "rounds": list(range(1, 50))})
     with pytest.raises(UsageError, match=r"first 5 trials failed .*something else"):

@@ -29,7 +29,7 @@ def up(name, **more):
     return {"up": {"name": name, **CODECS[name], **more}}
 
 
-@pytest.mark.parametrize("kernel", ["fused", "batched"])
+@pytest.mark.parametrize("kernel", ["fused", pytest.param("batched", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", list(CODECS))
 def test_any_codec_trains(name, kernel):
     """The model learns under every codec; lossless changes no bit."""
@@ -64,6 +64,7 @@ def test_quantised_updates_average_to_their_decoded_values():
         np.testing.assert_allclose(result.params[name], value, rtol=0, atol=1e-6)
 
 
+@pytest.mark.long
 def test_error_feedback_is_sent_in_later_rounds():
     def moved(**more):
         described = experiment(

@@ -107,6 +107,7 @@ def test_apfl_follows_its_paper(rounds, rate):
     assert (np.ptp(alpha) > 0) == (rate > 0)
 
 
+@pytest.mark.long
 def test_apfl_with_a_fixed_share_reaches_each_clients_optimum():
     mixed = simulate(quadratics({"name": "apfl", "mix": 0.9}, 160, steps=1), show=False)
     np.testing.assert_allclose(losses(mixed), 0, atol=1e-4)
@@ -142,6 +143,7 @@ def test_the_shared_model_has_the_bits_of_fedavg(personal):
     assert own.records[-1].evaluation != plain.records[-1].evaluation
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("personal", [DITTO, APFL], ids=["ditto", "apfl"])
 def test_workers_interruptions_and_the_deployed_client_change_no_bit(personal, tmp_path):
     """Two workers, a stop after two rounds, or TorchClient's own code."""

@@ -190,6 +190,7 @@ def test_attacks_are_for_simulations():
         over_the_wire(described, show=False)
 
 
+@pytest.mark.long
 def test_a_limit_of_an_aggregation_is_a_note_of_its_rounds():
     """A simulation and a server write the same one."""
     described = experiment(

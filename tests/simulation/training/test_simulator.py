@@ -56,6 +56,7 @@ def test_gives_the_same_bits_for_any_number_of_workers(kernel):
         assert sum(share.clients for share in others[0].shares) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "fednova", "mimelite", "qfedavg"])
 def test_rules_with_memory_give_the_same_bits_for_any_number_of_workers(name):
     """Memories and slots are passed between processes."""
@@ -323,6 +324,7 @@ def test_survives_a_stop_at_any_place(tmp_path, never_stopped, number, code):
     assert (folder / "report.html").exists()
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_a_simulation_between_rounds(tmp_path):
     """Ctrl-C in Python leaves a result, a checkpoint and an output folder."""
 
@@ -338,6 +340,7 @@ def test_an_interrupt_ends_a_simulation_between_rounds(tmp_path):
     assert [record.round for record in rest.records] == list(range(1, 51))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["finish", "test", "note"])
 def test_an_interrupted_round_is_repeated(tmp_path, monkeypatch, where):
     from fedloom.simulation.output.files import OutputFolder

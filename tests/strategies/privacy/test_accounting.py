@@ -28,6 +28,7 @@ def classical(releases, rounds, delta):
     )
 
 
+@pytest.mark.long
 def test_published_language_model():
     """McMahan et al. 2018, section 3: z = 1, 5,000 of 763,430 users, 5,000 rounds, δ = 1e-9: 4.634.
 
@@ -48,7 +49,11 @@ def accounted(accountant, event, rounds, delta):
 
 @pytest.mark.parametrize(
     ("cohort", "noise", "renyi", "distributed"),
-    [(10, 1.0, 2.4367, 2.1245), (1, 1.0, 0.8697, 0.1856), (250, 2.0, None, None)],
+    [
+        (10, 1.0, 2.4367, 2.1245),
+        pytest.param(1, 1.0, 0.8697, 0.1856, marks=pytest.mark.long),
+        pytest.param(250, 2.0, None, None, marks=pytest.mark.long),
+    ],
 )
 def test_the_smaller_of_two_bounds_is_claimed(cohort, noise, renyi, distributed):
     """Of dp-accounting's accountants, with q = cohort / 1000, 1,000 rounds, δ = 1e-6."""
@@ -63,6 +68,7 @@ def test_the_smaller_of_two_bounds_is_claimed(cohort, noise, renyi, distributed)
     assert by_loss * (1 - 1e-6) <= found <= by_loss * 1.001
 
 
+@pytest.mark.long
 def test_epsilon_never_decreases_from_round_to_round():
     """The grid of losses does not depend on the number of rounds."""
     releases = Releases(noise_multiplier=1.0, sampling="poisson", cohort=20, population=1000)
@@ -96,6 +102,7 @@ def test_local_noise_is_half_as_good():
     assert epsilon(local, 7, 1e-5) == epsilon(Releases(noise_multiplier=5.0), 7, 1e-5)
 
 
+@pytest.mark.long
 def test_without_replacement_is_within_the_renyi_bound():
     """Neighbours replace a client, so the noise over the sensitivity is half the multiplier.
 
@@ -177,6 +184,7 @@ def test_a_banded_matrix_costs_the_gaussians_of_its_columns(most, blocks):
     assert found == pytest.approx(wanted, rel=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "releases",
     [

@@ -71,6 +71,7 @@ def occasions(draw):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 @given(occasions(), st.data())
 def test_a_draw_is_of_different_candidates(policy, when, data):

@@ -132,6 +132,7 @@ def test_the_pathological_split_gives_few_digits_to_each_client(mnist, seed):
     assert len(np.unique(np.concatenate(population.shards))) == 6000
 
 
+@pytest.mark.long
 def test_one_batch_of_all_clients_is_gradient_descent_for_any_split():
     """So the cells C = 1, B = ∞ of the two splits are equal up to rounding."""
     losses = []
