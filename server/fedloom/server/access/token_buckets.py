@@ -23,7 +23,7 @@ class Buckets:
         max_keys: buckets that are kept.
     """
 
-    def __init__(self, burst: int, per_s: float, max_keys: int = MAX_KEYS) -> None:
+    def __init__(self, burst: float, per_s: float, max_keys: int = MAX_KEYS) -> None:
         self._room_s = burst / per_s
         self._each_s = 1.0 / per_s
         self._max_keys = max_keys
@@ -35,6 +35,18 @@ class Buckets:
     def wait_s(self, key: str, now: float) -> float:
         """Seconds from `now` (monotonic) until this key's bucket has a token; 0 if it has one."""
         return max(0.0, self._full_at.get(key, now) + self._each_s - self._room_s - now)
+
+    def takes(self, key: str, now: float) -> bool:
+        """Take a token if there is one; returns whether there was.
+
+        >>> buckets = Buckets(burst=2, per_s=1.0)
+        >>> [buckets.takes("a", now) for now in (0.0, 0.0, 0.0, 1.0, 1.0)], buckets.takes("b", 1.0)
+        ([True, True, False, True, False], True)
+        """
+        if self.wait_s(key, now) > 0:
+            return False
+        self.take(key, now)
+        return True
 
     def take(self, key: str, now: float) -> float:
         """Take a token; returns the seconds until the bucket is out of debt, 0 without debt.

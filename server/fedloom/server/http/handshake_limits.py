@@ -8,19 +8,20 @@ limit of all is `A_SECOND`, about a tenth of a core.
 No setting of uvicorn does this: it passes a TLS context to asyncio, whose handshake may take a
 minute, and it counts a connection only after its handshake (uvicorn 0.49).
 
-Source: RFC 9325, section 7.6, names the attack; the rate is that of a leaky bucket (Turner 1986).
+Source: RFC 9325, section 7.6, names the attack.
 """
 
 import asyncio
 import logging
 import ssl
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from fedloom.server.access.throttle import network_of
+from fedloom.server.access.token_buckets import Buckets
 
 log = logging.getLogger(__name__)
 
@@ -38,41 +39,6 @@ MAX_PENDING, MAX_PENDING_OF_NETWORK = 256, 64
 
 LOCAL = ("127.0.0.1", "::/64")
 
-_MAX_KEYS = 10_000
-
-
-class Rate:
-    """A leaky bucket for each key.
-
-    Args:
-        a_second: drained per second.
-        at_once: capacity.
-    """
-
-    def __init__(self, a_second: float, at_once: float) -> None:
-        self._a_second = a_second
-        self._at_once = at_once
-        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
-
-    def takes(self, key: str, now: float) -> bool:
-        """Count one more and return True, unless the bucket is full.
-
-        Args:
-            key: of the bucket.
-            now: monotonic seconds.
-
-        >>> rate = Rate(a_second=1.0, at_once=2.0)
-        >>> [rate.takes("a", now) for now in (0.0, 0.0, 0.0, 1.0, 1.0)], rate.takes("b", 1.0)
-        ([True, True, False, True, False], True)
-        """
-        level, at = self._levels.pop(key, (0.0, now))
-        level = max(0.0, level - (now - at) * self._a_second)
-        is_taken = level + 1.0 <= self._at_once
-        self._levels[key] = level + is_taken, now
-        while len(self._levels) > _MAX_KEYS:
-            self._levels.popitem(last=False)
-        return is_taken
-
 
 class Handshakes:
     """Makes the protocol of each connection under TLS; `make` makes what runs over it."""
@@ -80,8 +46,8 @@ class Handshakes:
     def __init__(self, context: ssl.SSLContext, make: Callable[[], asyncio.Protocol]) -> None:
         self._context = context
         self._make = make
-        self._all = Rate(A_SECOND, AT_ONCE)
-        self._of_network = Rate(A_SECOND_OF_NETWORK, AT_ONCE_OF_NETWORK)
+        self._all = Buckets(AT_ONCE, A_SECOND)
+        self._of_network = Buckets(AT_ONCE_OF_NETWORK, A_SECOND_OF_NETWORK)
         self._pending: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._said_at = 0.0
