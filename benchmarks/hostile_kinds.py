@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+from wire import Stream, header_for, open_channel
 
 from fedloom.client.config import load
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.transport import methods
 from fedloom.protocol.trust import tokens
-from fedloom.protocol.trust.identity import build_csr, chain_pem, generate_key
-from fedloom.protocol.trust.signing import NONCE_BYTES
+from fedloom.protocol.trust.identity import build_csr, generate_key
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 
@@ -29,7 +29,7 @@ OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )
-LOST = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
+LOST = (grpc.aio.AioRpcError, asyncio.InvalidStateError, RuntimeError)
 """What a call raises that the server has ended."""
 
 
@@ -62,9 +62,7 @@ class Attackers:
 
     def channel(self, name):
         """A connection of an identity of its own, over mTLS."""
-        pem, root = ClientStore(load(self.configs[name]).state_dir).identity()
-        credentials = grpc.ssl_channel_credentials(root, pem, chain_pem(pem))
-        return grpc.aio.secure_channel(self.server, credentials, OPTIONS)
+        return open_channel(self.configs[name], OPTIONS)
 
     def stranger(self):
         """A connection to the enrolment port, without a certificate."""
@@ -72,13 +70,6 @@ class Attackers:
         _, root = ClientStore(load(config).state_dir).identity()
         credentials = grpc.ssl_channel_credentials(root)
         return grpc.aio.secure_channel(self.enrolment, credentials, OPTIONS)
-
-    def header_for(self, name, offer):
-        """A valid header of an update for an offer."""
-        header = fleet_pb2.UpdateHeader.FromString(self.header)
-        header.client, header.model_digest = name, offer.model.digest
-        header.task.CopyFrom(offer.key)
-        return header
 
     async def each(self, work):
         """Run `work(name, channel)` for every identity at once, each with its connection."""
@@ -90,43 +81,6 @@ class Attackers:
         working = [asyncio.ensure_future(one(name)) for name in self.configs]
         self.settled()
         await asyncio.gather(*working)
-
-
-class Member:
-    """A hostile client that attends, so that rounds ask it."""
-
-    def __init__(self, name, channel):
-        self.name = name
-        self.stream = channel.stream_stream(
-            methods.ATTEND,
-            request_serializer=fleet_pb2.ClientMessage.SerializeToString,
-            response_deserializer=fleet_pb2.ServerMessage.FromString,
-        )()
-
-    async def begin(self):
-        await self.hello()
-        await self.stream.read()
-        return self
-
-    async def hello(self, **labels):
-        hello = fleet_pb2.Hello(
-            protocol_versions=PROTOCOL_VERSIONS,
-            client=self.name,
-            nonce=bytes(NONCE_BYTES),
-            labels=labels,
-        )
-        await self.stream.write(fleet_pb2.ClientMessage(hello=hello))
-
-    async def offers(self):
-        """Every offer, unanswered."""
-        while (message := await self.stream.read()) is not grpc.aio.EOF:
-            if message.HasField("signed_offer"):
-                raw = fleet_pb2.OfferStatement.FromString(message.signed_offer.statement).task
-                yield fleet_pb2.Task.FromString(raw)
-
-    async def accept(self, offer):
-        reply = fleet_pb2.OfferReply(task=offer.key, accepted=True)
-        await self.stream.write(fleet_pb2.ClientMessage(offer_reply=reply))
 
 
 @dataclass(frozen=True)
@@ -215,11 +169,11 @@ async def uploads_of_a_header_alone(attackers):
     held = []
 
     async def stall(name, channel):
-        member = await Member(name, channel).begin()
+        member = await Stream(name, channel).begin()
         async for offer in member.offers():
             await member.accept(offer)
             call = channel.stream_stream(methods.UPLOAD)()
-            await call.write(attackers.header_for(name, offer).SerializeToString())
+            await call.write(header_for(attackers.header, name, offer).SerializeToString())
             held.append(call)
 
     await attackers.each(stall)
@@ -233,14 +187,14 @@ async def uploads_of_a_byte_a_second(attackers):
         async def upload(offer):
             call = channel.stream_stream(methods.UPLOAD)()
             with suppress(*LOST):
-                await call.write(attackers.header_for(name, offer).SerializeToString())
+                await call.write(header_for(attackers.header, name, offer).SerializeToString())
                 await call.read()
                 while True:
                     await call.write(b"\0")
                     await asyncio.sleep(1.0)
 
         dripping = []
-        member = await Member(name, channel).begin()
+        member = await Stream(name, channel).begin()
         async for offer in member.offers():
             await member.accept(offer)
             dripping.append(asyncio.ensure_future(upload(offer)))
@@ -253,7 +207,7 @@ async def offers_left_unanswered(attackers):
     """Two members read their offers and say nothing."""
 
     async def ignore(name, channel):
-        member = await Member(name, channel).begin()
+        member = await Stream(name, channel).begin()
         async for _ in member.offers():
             pass
 
@@ -358,7 +312,7 @@ async def reconnect_storms(attackers):
 
     async def one(name):
         async with attackers.channel(name) as channel:
-            await asyncio.wait_for(Member(name, channel).begin(), 10.0)
+            await asyncio.wait_for(Stream(name, channel).begin(), 10.0)
 
     async def storm(name):
         while True:
@@ -383,9 +337,7 @@ async def hellos(attackers):
 async def progress(attackers):
     """One member reports progress of tasks that it does not have, as fast as it can."""
     message = fleet_pb2.Progress(task=fleet_pb2.TaskKey(run="none", round=1), fraction=0.5)
-    await _messages(
-        attackers, lambda member: member.stream.write(fleet_pb2.ClientMessage(progress=message))
-    )
+    await _messages(attackers, lambda member: member.send(progress=message))
 
 
 @kind(clients=1)
@@ -398,7 +350,7 @@ async def _messages(attackers, send):
     async def flood(name, channel):
         while True:
             with suppress(*LOST):
-                member = await Member(name, channel).begin()
+                member = await Stream(name, channel).begin()
                 reading = asyncio.ensure_future(_drain(member))
                 try:
                     while True:

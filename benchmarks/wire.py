@@ -50,14 +50,24 @@ class Stream:
 
     async def begin(self):
         """Attend; returns the stream."""
-        hello = fleet_pb2.Hello(
-            protocol_versions=PROTOCOL_VERSIONS, client=self.name, nonce=bytes(NONCE_BYTES)
-        )
-        await self._call.write(fleet_pb2.ClientMessage(hello=hello))
+        await self.hello()
         welcome = await self._call.read()
         if welcome is grpc.aio.EOF or welcome.WhichOneof("kind") != "welcome":
             raise RuntimeError(f"not welcome: {await self._call.details()}")
         return self
+
+    async def hello(self, **labels):
+        hello = fleet_pb2.Hello(
+            protocol_versions=PROTOCOL_VERSIONS,
+            client=self.name,
+            nonce=bytes(NONCE_BYTES),
+            labels=labels,
+        )
+        await self.send(hello=hello)
+
+    async def send(self, **kind):
+        """Send a message of a kind, such as `progress=fleet_pb2.Progress(...)`."""
+        await self._call.write(fleet_pb2.ClientMessage(**kind))
 
     async def messages(self):
         """Every message until the stream ends."""
@@ -71,8 +81,7 @@ class Stream:
                 yield task
 
     async def accept(self, task):
-        reply = fleet_pb2.OfferReply(task=task.key, accepted=True)
-        await self._call.write(fleet_pb2.ClientMessage(offer_reply=reply))
+        await self.send(offer_reply=fleet_pb2.OfferReply(task=task.key, accepted=True))
 
     async def details(self):
         """Why the stream has ended."""
