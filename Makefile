@@ -99,7 +99,7 @@ same: $(VENV)/.dev ## compare the models of the commit OLD with this one's, case
 crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare the bits
 	python tests/support/crash.py --kills $(KILLS) --seed $(SEED)
 
-hostile: $(VENV)/.dev ## rounds of 20 clients beside floods and slow peers, kind by kind: 10 minutes, loopback only
+hostile: $(VENV)/.dev ## rounds of 20 clients beside floods and slow peers, kind by kind: half an hour, loopback only
 	python benchmarks/hostile.py $(if $(KINDS),--kinds $(KINDS))
 
 soak: $(VENV)/.dev ## CLIENTS streams (5000), 1 % of them leaving a minute, rounds for MINUTES (30): does anything grow?

@@ -130,37 +130,34 @@ async def for_ever(call, at_once, attackers):
 @kind(clients=1)
 async def downloads_that_read_nothing(attackers):
     """One client opens 31 downloads of the model and reads none."""
-    request = fleet_pb2.DownloadRequest(digest=attackers.digest).SerializeToString()
-
-    async def hold(_, channel):
-        async def one():
-            while True:
-                call = channel.unary_stream(methods.DOWNLOAD)(request)
-                await call.code()  # the end; until then nothing is read
-                await asyncio.sleep(0.1)
-
-        await asyncio.gather(*(one() for _ in range(31)))
-
-    await attackers.each(hold)
+    await _downloads(attackers, 31, lambda call: call.code())  # the end of the call
 
 
 @kind(clients=8)
 async def downloads_of_a_message_a_second(attackers):
     """Eight clients open eight downloads each, and read one message of each a second."""
+
+    async def drip(call):
+        with suppress(*LOST):
+            async for _ in call:
+                await asyncio.sleep(1.0)
+
+    await _downloads(attackers, 8, drip)
+
+
+async def _downloads(attackers, at_once, read):
+    """Open so many downloads for each client, and another when one has been read."""
     request = fleet_pb2.DownloadRequest(digest=attackers.digest).SerializeToString()
 
-    async def drip(_, channel):
+    async def hold(_, channel):
         async def one():
             while True:
-                call = channel.unary_stream(methods.DOWNLOAD)(request)
-                with suppress(*LOST):
-                    async for _ in call:
-                        await asyncio.sleep(1.0)
+                await read(channel.unary_stream(methods.DOWNLOAD)(request))
                 await asyncio.sleep(0.1)
 
-        await asyncio.gather(*(one() for _ in range(8)))
+        await asyncio.gather(*(one() for _ in range(at_once)))
 
-    await attackers.each(drip)
+    await attackers.each(hold)
 
 
 @kind(clients=8, members=True)

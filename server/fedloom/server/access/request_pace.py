@@ -1,7 +1,8 @@
 """Paces requests over TCP: by user, and by address where no valid credential comes with them.
 
 The console shares its event loop with the rounds. Requests beyond a rate wait, and those beyond a
-second of waiting get a short, late answer, 429, that costs neither the ledger nor a page.
+second of waiting get a short, late answer, 429, which costs no page, no password's hash and no
+write; only a credential that comes with them is looked up.
 """
 
 import asyncio

@@ -205,6 +205,5 @@ download as well.
 **Run again** on 22 November 2026, after sums became exact. Of the accuracies, `low-rank-2` had
 0.9666 before, `top-1%` 0.9656 and `top-1%-int4-down` 0.9638; the others are as they were, but for
 `random-10%`, which was unscaled and with memory, which is refused now: 0.9684. A client receives
-about 220 bytes a round more than before, and sends 15 more: its requests and the server's offers
-are signed for one connection.
+about 220 bytes a round more than before, and sends 15 more; the wire protocol has changed since.
 """
