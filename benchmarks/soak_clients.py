@@ -230,7 +230,6 @@ class Link:
 
     def _connected(self, near):
         self._listener.close()
-        near.transport.pause_reading()
         self._near = near
         self._joining = asyncio.ensure_future(self._join(near))
 
@@ -239,12 +238,11 @@ class Link:
         _, self._far = await loop.create_connection(lambda: _End(lambda _: None), *self._to)
         near.pass_to(self._far)
         self._far.pass_to(near)
-        near.transport.resume_reading()
 
     def cut(self, how, silence_s):
         """Break it: both ends are reset, or the server's is left open and unread for a time."""
         for each in filter(None, (self._near, self._far)):
-            each.pass_to(None)
+            each.drop()
         if self._near is not None:
             self._near.reset()
         if self._far is None:
@@ -262,21 +260,28 @@ class Link:
 
 
 class _End(asyncio.Protocol):
-    """One end of a link."""
+    """One end of a link; keeps what arrives before it has another end."""
 
     def __init__(self, connected):
         self._connected = connected
         self._other = None
+        self._early = []
 
     def pass_to(self, other):
         self._other = other
+        other.transport.write(b"".join(self._early))
+
+    def drop(self):
+        self._other = None
 
     def connection_made(self, transport):
         self.transport = transport
         self._connected(self)
 
     def data_received(self, data):
-        if self._other is not None:
+        if self._other is None:
+            self._early.append(data)
+        else:
             self._other.transport.write(data)
 
     def connection_lost(self, _):
