@@ -60,7 +60,12 @@ def experiment(
     return Experiment(
         population=data,
         model=partial(
-            models.build, model, input_shape=(FEATURES,), num_classes=CLASSES, seed=1, **extra
+            models.build,
+            model,
+            input_shape=data.examples.x.shape[1:],
+            num_classes=CLASSES,
+            seed=1,
+            **extra,
         ),
         spec=run_spec(values),
         client=client,

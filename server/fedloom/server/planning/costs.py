@@ -2,8 +2,9 @@
 
 Bytes are those of files, as a server's ledger counts them: whole containers with their headers,
 without the messages around them (an offer, an update's header) and without TLS. They are exact with
-three exceptions: `lossless` counts as if nothing shrank, `top_k` as if its places were random, and
-a client that returns other tensors than the task asks for sends others.
+three exceptions: `lossless` counts as if nothing shrank, `top_k` as if its places were random (the
+simulator's clock and records take what these two really make), and a client that returns other
+tensors than the task asks for sends others.
 
 Passes are those of PyTorch clients, as numbers of examples. A pass with gradients counts as a whole
 one if some tensors are frozen, and a training that `patience` may end early as a whole one.

@@ -68,6 +68,7 @@ class Play:
         accepted: clients whose updates count, in the order of acceptance.
         places: indices of the accepted clients in the names, in the same order.
         accepted_s: times of acceptance; empty without devices.
+        refused: (round, index) of the tasks whose updates came and were refused.
         took: indices of the clients that accepted the task in this round and downloaded its files.
         counts: members in each phase, zeros included.
         phases: the phase of each member.
@@ -84,6 +85,7 @@ class Play:
     accepted: tuple[str, ...]
     places: tuple[int, ...]
     accepted_s: tuple[float, ...]
+    refused: tuple[tuple[int, int], ...]
     took: tuple[int, ...]
     counts: Mapping[Phase, int]
     phases: Mapping[str, Phase]
@@ -150,6 +152,7 @@ class Playback:
         self._accepted: list[int] = []
         self._accepted_s: list[float] = []
         self._origins: list[int] = []
+        self._came_refused: list[tuple[int, int]] = []
         self._declining: deque[str] = deque()
         self._freed: deque[str] = deque()
         self._idle: IdleDevices | None = None
@@ -239,6 +242,7 @@ class Playback:
         elif what == FAILS:
             self._feed(ClientFailed(name))
         elif not self._counts(place):
+            self._came_refused.append((self._engine.origin(name) or self._number, place))
             self._feed(UpdateRefused(name))
 
     def _feed(self, event: BufferEvent) -> None:
@@ -347,6 +351,7 @@ class Playback:
             accepted=tuple(self._names[place] for place in self._accepted),
             places=tuple(self._accepted),
             accepted_s=tuple(self._accepted_s) if self._timed else (),
+            refused=tuple(self._came_refused),
             took=tuple(self._took),
             counts=self._engine.cohort.counts(),
             phases=self._members,

@@ -75,6 +75,11 @@ class RoundTask:
         of_codec = self.compression is not None and self.compression.remembers
         return of_codec or bool(self.rule.remembers) or self.personal.remembers
 
+    @property
+    def sizes_vary(self) -> bool:
+        """Whether the bytes of an update depend on its values."""
+        return self.train and self.compression is not None and self.compression.codec.varies
+
 
 @dataclass(frozen=True, slots=True)
 class ClientJob:

@@ -1,7 +1,8 @@
 """Buffers of a simulation: played on the virtual clock, then trained.
 
 A buffer is played first (`buffer_clock`). Then the clients whose updates count are trained, each on
-the model that it received. Their order does not matter, as the sum is exact.
+the model that it received. Their order does not matter, as the sum is exact. If the bytes of
+updates depend on the values, clients are trained in the buffer in which they accept a task, too.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from fedloom.server.engine import BufferConfig, RoundKind
 from fedloom.simulation.clock.buffer_clock import BufferPlay, Flight, play_buffer
 from fedloom.simulation.kernels.base import Params, RoundTask
-from fedloom.simulation.training.round_trainer import Next, Trained, Trainer
+from fedloom.simulation.training.round_trainer import Next, Sizes, TaskOf, Trained, Trainer
 from fedloom.simulation.workers.base import Progress, Report
 
 
@@ -60,18 +61,34 @@ class BufferTrainer:
             The buffer, and the state after it.
         """
         number, flight = what.number, before.flight
+        names = self._trainer.experiment.population.names
         tasks = self._tasks(what, config)
         versions = {**before.versions, number: params}
-        play = self._play_buffer(what, start_s, config, flight, frozenset())
-        result = Trained(play.play, self._trainer.empty())
-        done: dict[tuple[int, int], Report] = {}
-        refused: dict[tuple[int, int], str] = {}
-        while result.committed:
-            accepted = set(play.updates)
+        sizes: Sizes = {}
+        reasons: dict[TaskOf, str] = {}
+
+        def played() -> BufferPlay:
+            return play_buffer(
+                self._trainer.clock,
+                config,
+                select=self._trainer.experiment.spec.select(number, RoundKind.TRAIN, None),
+                number=number,
+                load=self._trainer.load(what, sizes),
+                flight=flight,
+                start_s=start_s,
+                refused=frozenset(reasons),
+            )
+
+        play = played()
+        result = Trained(play.play, self._trainer.empty(), sizes=sizes)
+        done: dict[TaskOf, Report] = {}
+        while True:
+            known = len(sizes)
+            failed: dict[TaskOf, str] = {}
+            accepted = set(play.updates) if result.committed else done.keys()
             if done.keys() - accepted:
-                # The refusal changed the selection: the sum must not contain other clients.
+                # The selection changed: the sum must not contain other clients.
                 done, result.partial = {}, self._trainer.empty()
-            failed: dict[tuple[int, int], str] = {}
             missing = accepted - done.keys()
             for origin in sorted({origin for origin, _ in missing}):
                 jobs = [
@@ -81,17 +98,24 @@ class BufferTrainer:
                 def notify(count: int, before: int = len(done)) -> None:
                     progress(before + count)
 
-                reports = self._trainer.train(versions[origin], tasks[origin], jobs, result, notify)
+                reports = self._trainer.train(
+                    versions[origin], tasks[origin], jobs, result, notify, total=result.partial
+                )
                 done |= {(origin, r.client): r for r in reports if not r.refused}
                 failed |= {(origin, r.client): r.reason for r in reports if r.refused}
+            reasons |= failed
+            latest = {**counted} | {names[place]: origin for origin, place in done}
             if not failed:
-                break
-            refused |= failed
-            play = self._play_buffer(what, start_s, config, flight, frozenset(refused))
+                self._trainer.measure(params, tasks[number], result, latest)
+                if len(sizes) == known:
+                    break
+            play = played()
             result.play = play.play
+        done = {task: done[task] for task in play.updates if task in done}
         result.reports = list(done.values())
-        result.refused = {place: reason for (_, place), reason in refused.items()}
+        result.refused = {task[1]: reasons[task] for task in play.play.refused}
         result.asked_in = {place: origin for origin, place in done}
+        result.came = [task for task, r in done.items() if r.has_tensors] + [*play.play.refused]
         return result, _between(play, versions)
 
     def _tasks(self, what: Next, config: BufferConfig) -> dict[int, RoundTask]:
@@ -102,25 +126,6 @@ class BufferTrainer:
             factor = config.staleness(staleness)
             tasks[origin.number] = replace(self._trainer.task(origin), factor=factor)
         return tasks
-
-    def _play_buffer(
-        self,
-        what: Next,
-        start_s: float,
-        config: BufferConfig,
-        flight: Flight | None,
-        refused: frozenset[tuple[int, int]],
-    ) -> BufferPlay:
-        return play_buffer(
-            self._trainer.clock,
-            config,
-            select=self._trainer.experiment.spec.select(what.number, RoundKind.TRAIN, None),
-            number=what.number,
-            load=self._trainer.load(what),
-            flight=flight,
-            start_s=start_s,
-            refused=refused,
-        )
 
 
 def _between(play: BufferPlay, versions: Mapping[int, Params]) -> Between:

@@ -3,9 +3,12 @@
 The server's engine decides on the virtual clock whose updates count; only those clients are
 trained. If an update is refused, the round is played again with that refusal: playing is a pure
 function, so decisions before the refusal do not change.
+
+The bytes of some codecs depend on the values. With devices, every client that accepts a task is
+then trained, whether its update counts or not, and the round is played again with the bytes found.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -33,6 +36,10 @@ from fedloom.strategies.privacy import Stream
 from fedloom.strategies.selection import History
 
 MakeSum = Callable[[], Partial]
+
+TaskOf = tuple[int, int]
+"""A task: its round, and the client's index in the names."""
+Sizes = dict[TaskOf, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +79,9 @@ class Trained:
         refused: client → the reason, of refused updates.
         shares: of the work, by worker.
         asked_in: accepted client → the round of its task; for buffers.
-        sizes: client → the bytes of its update, if they depend on the values.
+        came: tasks whose updates reached the server.
+        sizes: task → the bytes of its update, if they depend on the values; None if it was refused
+            before it was encoded.
     """
 
     play: Play
@@ -82,7 +91,8 @@ class Trained:
     shares: tuple[WorkerShare, ...] = ()
     updates: Updates | None = None
     asked_in: dict[int, int] = field(default_factory=dict)
-    sizes: dict[int, int] = field(default_factory=dict)
+    came: Collection[TaskOf] = ()
+    sizes: Sizes = field(default_factory=dict)
 
     @property
     def committed(self) -> bool:
@@ -150,23 +160,32 @@ class Trainer:
         """
         task = self.task(what)
         number = what.number
-        result = Trained(self._play(what, start_s, frozenset()), self.empty())
+        sizes: Sizes = {}
+        result = Trained(self._play(what, start_s, (), sizes), self.empty(), sizes=sizes)
         done: dict[int, Report] = {}
-        while result.committed:
-            accepted = set(result.play.places)
-            if done.keys() - accepted:
-                # The refusal changed the selection: the sum must not contain other clients.
-                done, result.partial = {}, self.empty()
-            missing = accepted - done.keys()
-            jobs = [self.job(number, client, counted) for client in missing]
-            new = self.train(params, task, jobs, result, progress)
-            done |= {report.client: report for report in new if not report.refused}
-            refused = {report.client: report.reason for report in new if report.refused}
+        reasons: dict[int, str] = {}
+        while True:
+            known = len(sizes)
+            refused: dict[int, str] = {}
+            if result.committed:
+                accepted = set(result.play.places)
+                if done.keys() - accepted:
+                    # The selection changed: the sum must not contain other clients.
+                    done, result.partial = {}, self.empty()
+                jobs = [self.job(number, each, counted) for each in accepted - done.keys()]
+                new = self.train(params, task, jobs, result, progress, total=result.partial)
+                done |= {report.client: report for report in new if not report.refused}
+                refused = {report.client: report.reason for report in new if report.refused}
+                reasons |= refused
             if not refused:
-                break
-            result.refused |= refused
-            result.play = self._play(what, start_s, frozenset(result.refused))
-        result.reports = list(done.values())
+                self.measure(params, task, result, counted)
+                if len(sizes) == known:
+                    break
+            result.play = self._play(what, start_s, reasons, sizes)
+        result.reports = [done[place] for place in result.play.places if place in done]
+        result.refused = {place: reasons[place] for _, place in result.play.refused}
+        result.came = [(number, r.client) for r in result.reports if r.has_tensors]
+        result.came += result.play.refused
         if self._spool is not None:
             result.updates = self._spool.updates(number, result.reports)
         return result
@@ -218,21 +237,35 @@ class Trainer:
         most = self.traffic.most_steps
         return 0 if most is None else int(most[client])
 
-    def _play(self, what: Next, start_s: float, refused: frozenset[int]) -> Play:
+    def _play(self, what: Next, start_s: float, refused: Collection[int], sizes: Sizes) -> Play:
         spec, names = self.experiment.spec, self.experiment.population.names
         return self.clock.play(
             spec.round_config(),
             select=spec.select(what.number, what.kind, self._history, self._stream),
             round_number=what.number,
-            load=self.load(what),
+            load=self.load(what, sizes),
             start_s=start_s,
             refused=frozenset(names[client] for client in refused),
             excluded=what.excluded,
         )
 
-    def load(self, what: Next) -> Load:
-        """The load of a round's task on each device."""
-        return self.traffic.load(self.asked(what), what.files, what.downloaded)
+    def load(self, what: Next, sizes: Sizes) -> Load:
+        """The load of a round's task on each device, with the bytes of updates that are known."""
+        asked = self.asked(what)
+        load = self.traffic.load(asked, what.files, what.downloaded)
+        if not sizes:
+            return load
+        return replace(load, upload_bytes=self._upload_bytes(asked, sizes))
+
+    def _upload_bytes(self, asked: TaskDescription, sizes: Sizes) -> Callable[[int], int]:
+        """A function from a client's index to the bytes of its update for a task."""
+        forecast = self.traffic.upload_bytes(asked)
+
+        def upload_bytes(place: int) -> int:
+            found = sizes.get((asked.round, place))
+            return forecast(place) if found is None else found
+
+        return upload_bytes
 
     def bytes_down(self, what: Next, done: Trained) -> int:
         """Bytes that the clients of a round downloaded."""
@@ -241,25 +274,45 @@ class Trainer:
 
     def bytes_up(self, what: Next, done: Trained) -> int:
         """Bytes of the updates of a round that reached the server."""
-        came = [report.client for report in done.reports if report.has_tensors]
-        came += done.refused
         upload_bytes = cache(
-            lambda number: self.traffic.upload_bytes(self.asked(replace(what, number=number)))
+            lambda number: self._upload_bytes(self.asked(replace(what, number=number)), done.sizes)
         )
-        return sum(
-            done.sizes.get(c) or upload_bytes(done.asked_in.get(c, what.number))(c) for c in came
-        )
+        return sum(upload_bytes(number)(client) for number, client in done.came)
+
+    def measure(
+        self, params: Params, task: RoundTask, result: Trained, counted: Mapping[str, int]
+    ) -> None:
+        """Find the bytes of updates on which the clock depends, if they depend on the values.
+
+        Args:
+            params: the round's model.
+            task: the round's task.
+            result: as played and trained until now; its `sizes` are extended.
+            counted: as for `run`.
+        """
+        if not task.sizes_vary or self.experiment.devices is None:
+            return
+        jobs = [
+            self.job(task.round, client, counted)
+            for client in result.play.took
+            if (task.round, client) not in result.sizes
+        ]
+        if jobs:
+            self.train(params, task, jobs, result, lambda _: None, total=self.empty())
 
     def train(
         self, params: Params, task: RoundTask, jobs: list[ClientJob], result: Trained,
-        progress: Progress,
+        progress: Progress, *, total: Partial,
     ) -> list[Report]:  # fmt: skip
-        """Train clients and add their updates to the sum of `result`."""
+        """Train clients and add their updates to `total`; note their bytes and work in `result`."""
         groups = grouped(jobs, self._sizes, self._group)
         ordered = longest_first(groups, self._times.predict())
-        gave = self._crew.train(RoundWork(params, task, ordered, result.partial, progress))
+        gave = self._crew.train(RoundWork(params, task, ordered, total, progress))
         self._times.observe(gave.reports)
-        result.sizes |= {each.client: each.bytes_up for each in gave.reports}
+        if task.sizes_vary:
+            # A client that is trained again, maybe in another group, keeps the bytes of the clock.
+            found = {(task.round, each.client): each.bytes_up for each in gave.reports}
+            result.sizes.update(found | result.sizes)
         result.shares = _added(result.shares, gave.shares)
         return gave.reports
 

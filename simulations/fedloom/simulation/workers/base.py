@@ -48,7 +48,8 @@ class Report:
         reason: why it was refused.
         has_tensors: whether its update was accepted and has tensors.
         header: of the update, if it was written to a file.
-        bytes_up: of the update's body, if they depend on its values; else 0.
+        bytes_up: of the update's body, if they depend on its values; None if they do not, or if it
+            was refused before it was encoded.
     """
 
     client: int
@@ -59,7 +60,7 @@ class Report:
     reason: str = ""
     has_tensors: bool = False
     header: bytes = b""
-    bytes_up: int = 0
+    bytes_up: int | None = None
 
 
 @dataclass(slots=True)

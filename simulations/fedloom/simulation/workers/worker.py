@@ -75,7 +75,7 @@ class Worker:
         self._checks = checks
         self._names = names
         self._scratch: dict[tuple[str, str], NDArray[np.generic]] = {}
-        self._bytes_up = 0
+        self._bytes_up: int | None = None
 
     def train(
         self, params: Params, task: RoundTask, jobs: Sequence[ClientJob], partial: Partial
@@ -93,7 +93,7 @@ class Worker:
         task = replace(task, local=_Locals(received, recalled, task.personal))
         job_of = {job.client: job for job in jobs}
         for outcome in self._outcomes(params, task, jobs):
-            code, reason, header, self._bytes_up = "", "", None, 0
+            code, reason, header, self._bytes_up = "", "", None, None
             try:
                 header = self._admit(outcome, task, job_of[outcome.client], partial, memory)
             except Refusal as refusal:
@@ -193,7 +193,7 @@ class Worker:
             before = slots_from_arrays(memory.recall(job.client, job.memory_round))
         manifest = self._checks.manifest
         compressed = compress(task.compression, settled.parts, manifest, job.seed, before)
-        if task.compression.codec.varies:
+        if task.sizes_vary:
             self._bytes_up = body_bytes(compressed.parts, manifest)
         return compressed.parts, kept | compressed.memory
 
