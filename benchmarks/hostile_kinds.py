@@ -324,9 +324,9 @@ async def reconnect_storms(attackers):
 # ---- the control stream ------------------------------------------------------------------------
 
 
-@kind(clients=1, members=True)
+@kind(clients=1)
 async def hellos(attackers):
-    """One member says hello on its stream again and again, and reconnects when it is refused."""
+    """One client says hello on its stream again and again, and reconnects when it is refused."""
     await _messages(attackers, lambda member: member.hello())
 
 

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fedloom.server.access import request_pace
+from fedloom.server.access import request_pace, token_buckets
+from fedloom.server.http import paced_listener
 from support.door import Door
 from support.visitor import Visitor
 
@@ -17,7 +18,8 @@ def door(tmp_path, monkeypatch):
     """A server with narrow limits."""
     monkeypatch.setattr(request_pace, "STRANGERS", (8, 2.0))
     monkeypatch.setattr(request_pace, "USERS", (8, 2.0))
-    monkeypatch.setattr(request_pace, "REFUSED_AFTER_S", 1.0)
+    monkeypatch.setattr(token_buckets, "REFUSED_AFTER_S", 1.0)
+    monkeypatch.setattr(paced_listener, "OF_NETWORK", (1000, 1000.0))
     with Door(tmp_path / "state", console="127.0.0.1:0") as door:
         yield door
 
@@ -54,7 +56,7 @@ def test_a_user_is_served_while_strangers_and_other_users_are_not(door):
 
 def test_a_peer_is_served_again_once_it_has_stopped(door, monkeypatch):
     """Its debt is one second of its rate; beyond the requests that may wait, 429 comes at once."""
-    monkeypatch.setattr(request_pace, "HELD", 8)
+    monkeypatch.setattr(token_buckets, "HELD", 8)
     assert flood(door)[429] > FLOOD / 2
     answers = [Visitor(door.site).ask("GET", "/login").status for _ in range(3)]
     assert answers[-1] == 200

@@ -5,12 +5,11 @@ second of waiting get a short, late answer, 429, which costs no page, no passwor
 write; only a credential that comes with them is looked up.
 """
 
-import asyncio
 import time
 
 from fedloom.server.access.errors import TooManyTriesError
 from fedloom.server.access.throttle import network_of
-from fedloom.server.access.token_buckets import LONGEST_HOLD_S, Buckets
+from fedloom.server.access.token_buckets import LONGEST_HOLD_S, Buckets, Waiting
 
 USERS = 500, 50.0
 """Requests of a user at once, and per second after that; a page takes about a dozen."""
@@ -21,12 +20,6 @@ STRANGERS = 64, 8.0
 ALL_STRANGERS = 256, 32.0
 """Likewise of all these addresses together."""
 
-REFUSED_AFTER_S = 4.0
-"""Time after which a request beyond a second of waiting is refused; its peer waits for that."""
-
-HELD = 256
-"""Requests that wait at once; further ones are refused immediately."""
-
 
 class RequestPace:
     """Delays the requests of peers beyond their rates."""
@@ -35,7 +28,7 @@ class RequestPace:
         self._users = Buckets(*USERS)
         self._strangers = Buckets(*STRANGERS)
         self._all_strangers = Buckets(*ALL_STRANGERS)
-        self._held = 0
+        self._waiting = Waiting()
 
     async def user(self, name: str) -> None:
         """Count a request of a user; wait if there are too many.
@@ -58,14 +51,5 @@ class RequestPace:
         await self._hold(wait_s)
 
     async def _hold(self, wait_s: float) -> None:
-        if wait_s <= 0:
-            return
-        is_refused = wait_s >= LONGEST_HOLD_S or self._held >= HELD
-        if self._held < HELD:
-            self._held += 1
-            try:
-                await asyncio.sleep(REFUSED_AFTER_S if is_refused else wait_s)
-            finally:
-                self._held -= 1
-        if is_refused:
+        if not await self._waiting.passes(wait_s):
             raise TooManyTriesError("Expected fewer requests: try again in a moment.", wait_s)

@@ -6,12 +6,19 @@ time for each bucket.
 Invariant: memory is bounded; the longest unused bucket is dropped first, as it is full again first.
 """
 
+import asyncio
 from collections import OrderedDict
 
 MAX_KEYS = 10_000
 
 LONGEST_HOLD_S = 1.0
-"""Longest time that an answer waits."""
+"""Longest time that a request waits to be served."""
+
+REFUSED_AFTER_S = 4.0
+"""Time after which one that would wait longer is refused; its peer waits for that."""
+
+HELD = 256
+"""Requests that wait at once; further ones are refused immediately."""
 
 
 class Buckets:
@@ -58,3 +65,27 @@ class Buckets:
         while len(self._full_at) > self._max_keys:
             self._full_at.popitem(last=False)
         return max(0.0, self._full_at[key] - self._room_s - now)
+
+
+class Waiting:
+    """Requests that wait for their bucket."""
+
+    def __init__(self) -> None:
+        self._held = 0
+
+    async def passes(self, wait_s: float) -> bool:
+        """Wait; returns whether the request may be served. If not, it was made to wait for that.
+
+        Args:
+            wait_s: of `Buckets.take`.
+        """
+        if wait_s <= 0:
+            return True
+        served = wait_s < LONGEST_HOLD_S and self._held < HELD
+        if self._held < HELD:
+            self._held += 1
+            try:
+                await asyncio.sleep(wait_s if served else REFUSED_AFTER_S)
+            finally:
+                self._held -= 1
+        return served

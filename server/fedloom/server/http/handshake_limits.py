@@ -1,9 +1,8 @@
-"""Limits on TLS handshakes: how many are in progress, and how many begin per second.
+"""Limits on TLS handshakes in progress, in total and per address.
 
-A handshake costs a peer little and the server a signature and a file descriptor, on the event loop
-that also serves the fleet. So a connection beyond a limit is closed before its handshake. The limit
-of one address is `A_SECOND_OF_NETWORK`, so that one peer cannot block the console for others; the
-limit of all is `A_SECOND`, about a tenth of a core.
+A handshake that does not end costs the server a file descriptor and memory, so a connection beyond
+a limit is closed before its handshake. How many begin per second is limited before, when they are
+accepted (`paced_listener`).
 
 No setting of uvicorn does this: it passes a TLS context to asyncio, whose handshake may take a
 minute, and it counts a connection only after its handshake (uvicorn 0.49).
@@ -21,23 +20,17 @@ from contextlib import suppress
 from typing import Any
 
 from fedloom.server.access.throttle import network_of
-from fedloom.server.access.token_buckets import Buckets
 
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 10.0
 """Longest duration of a handshake."""
 
-A_SECOND, AT_ONCE = 100.0, 200.0
-"""Handshakes that may begin, of all addresses: each second, and in a burst."""
-
-A_SECOND_OF_NETWORK, AT_ONCE_OF_NETWORK = 20.0, 100.0
-"""The same for one address; loopback, where a reverse proxy may be, is exempt."""
-
 MAX_PENDING, MAX_PENDING_OF_NETWORK = 256, 64
 """Handshakes in progress."""
 
 LOCAL = ("127.0.0.1", "::/64")
+"""Addresses that only the total limits, as a reverse proxy may be there."""
 
 
 class Handshakes:
@@ -46,8 +39,6 @@ class Handshakes:
     def __init__(self, context: ssl.SSLContext, make: Callable[[], asyncio.Protocol]) -> None:
         self._context = context
         self._make = make
-        self._all = Buckets(AT_ONCE, A_SECOND)
-        self._of_network = Buckets(AT_ONCE_OF_NETWORK, A_SECOND_OF_NETWORK)
         self._pending: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._said_at = 0.0
@@ -60,7 +51,7 @@ class Handshakes:
         """Begin a handshake, or close the connection."""
         peer = transport.get_extra_info("peername")
         network = network_of(peer[0]) if peer else ""
-        if not self._has_room(network, time.monotonic()):
+        if not self._has_room(network):
             transport.abort()
             self._say(network)
             return
@@ -69,15 +60,9 @@ class Handshakes:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _has_room(self, network: str, now: float) -> bool:
-        if len(self._tasks) >= MAX_PENDING:
-            return False
-        if network not in LOCAL:
-            if self._pending[network] >= MAX_PENDING_OF_NETWORK:
-                return False
-            if not self._of_network.takes(network, now):
-                return False
-        return self._all.takes("", now)
+    def _has_room(self, network: str) -> bool:
+        of_network = self._pending[network] if network not in LOCAL else 0
+        return len(self._tasks) < MAX_PENDING and of_network < MAX_PENDING_OF_NETWORK
 
     def _say(self, network: str) -> None:
         now = time.monotonic()

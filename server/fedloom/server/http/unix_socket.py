@@ -13,7 +13,7 @@ import os
 import pwd
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from fedloom.protocol.errors import UnavailableError
 from fedloom.protocol.transport import local_socket
 from fedloom.server.access.principal import LOCAL_USER
 from fedloom.server.http.handshake_limits import Handshakes
+from fedloom.server.http.paced_listener import PacedListener
 
 log = logging.getLogger(__name__)
 
@@ -140,17 +141,24 @@ class _Quiet(uvicorn.Server):
             )
             return made
 
-        # asyncio accepts up to `backlog` connections in one step of the event loop.
         made = Handshakes(config.ssl, protocol) if config.ssl else protocol
         for listener in sockets or ():
-            self.servers.append(
-                await asyncio.get_running_loop().create_server(made, sock=listener, backlog=BACKLOG)
-            )
+            self.servers.append(await _accepting(listener, made))
         self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+async def _accepting(
+    listener: socket.socket, make: Callable[[], asyncio.Protocol]
+) -> asyncio.base_events.Server:
+    if listener.family is not socket.AF_UNIX:
+        # uvicorn only closes it, and waits until it is closed.
+        return PacedListener(listener, make)  # type: ignore[return-value]
+    loop = asyncio.get_running_loop()
+    return await loop.create_server(make, sock=listener, backlog=BACKLOG)
 
 
 @contextmanager

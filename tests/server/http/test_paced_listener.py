@@ -1,0 +1,93 @@
+"""Connections beyond a rate wait, in the kernel or unread, and other addresses are served."""
+
+import socket
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from fedloom.server.access import token_buckets
+from fedloom.server.http import paced_listener
+from support.door import Door
+from support.visitor import PATIENCE_S
+
+ASK = b"GET /login HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+def asking(door, address):
+    """A connection from an address of loopback that has sent a request."""
+    connection = socket.create_connection(("127.0.0.1", door.port), source_address=(address, 0))
+    connection.settimeout(PATIENCE_S)
+    connection.sendall(ASK)
+    return connection
+
+
+def answer(connection):
+    """The status line; empty if the connection was closed without one."""
+    with connection:
+        try:
+            return connection.recv(12).decode()
+        except ConnectionError:
+            return ""
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """Starts a server with limits; without limits, ends it."""
+    with ExitStack() as stack:
+
+        def start(**limits):
+            stack.close()
+            for name, limit in limits.items():
+                monkeypatch.setattr(paced_listener, name, limit)
+            if limits:
+                return stack.enter_context(Door(tmp_path / "state", console="127.0.0.1:0"))
+            return None
+
+        yield start
+
+
+def test_an_address_beyond_its_rate_waits_and_others_do_not(started):
+    """Four of one address take the burst of three; the fourth waits half a second."""
+    door = started(OF_NETWORK=(3, 2.0))
+    begun = time.monotonic()
+    crowd = [asking(door, "127.0.0.1") for _ in range(4)]
+    other = asking(door, "127.0.0.2")
+    assert answer(other) == "HTTP/1.1 200"
+    crowd[3].settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        crowd[3].recv(1)
+    crowd[3].settimeout(PATIENCE_S)
+    assert [answer(each) for each in crowd] == ["HTTP/1.1 200"] * 4
+    assert time.monotonic() - begun >= 0.5
+
+
+def test_an_address_far_beyond_its_rate_is_closed_late(started, monkeypatch):
+    """None of its request is read, and it waited for that."""
+    monkeypatch.setattr(token_buckets, "REFUSED_AFTER_S", 0.5)
+    door = started(OF_NETWORK=(1, 1.0))
+    begun = time.monotonic()
+    found = [answer(each) for each in [asking(door, "127.0.0.1") for _ in range(6)]]
+    assert found[0] == "HTTP/1.1 200"
+    assert found.count("") >= 4
+    assert time.monotonic() - begun >= 0.5
+
+
+def test_all_together_wait_in_the_kernel_and_are_served(started):
+    """Ten of ten addresses, a burst of two and ten a second: all are served in 0.8 s."""
+    door = started(ALL=(2, 10.0))
+    begun = time.monotonic()
+    crowd = [asking(door, f"127.0.0.{number}") for number in range(10, 20)]
+    assert [answer(each) for each in crowd] == ["HTTP/1.1 200"] * 10
+    assert time.monotonic() - begun >= 0.7
+
+
+def test_a_server_that_ends_closes_what_waits(started):
+    """It does not wait for connections that it has not read."""
+    door = started(OF_NETWORK=(1, 0.1))
+    asking(door, "127.0.0.1").close()
+    waiting = asking(door, "127.0.0.1")
+    begun = time.monotonic()
+    started()
+    assert answer(waiting) == ""
+    assert time.monotonic() - begun < PATIENCE_S
