@@ -62,6 +62,25 @@ def test_refused_peer_waits_and_others_do_not(monkeypatch):
     asyncio.run(scene())
 
 
+def test_streams_and_messages_are_counted_for_a_client_however_often_it_reconnects():
+    """A new stream does not begin with a full bucket."""
+
+    async def waits(count, client):
+        begun = asyncio.get_running_loop().time()
+        await count(client)
+        return asyncio.get_running_loop().time() - begun
+
+    async def scene():
+        pace = PeerPace()
+        pace.messages = Buckets(burst=2, per_s=5.0)
+        for count, served in ((pace.stream, 8), (pace.message, 2)):
+            found = [await waits(count, "oak") for _ in range(served + 1)]
+            assert max(found[:-1]) < 0.1 < found[-1] <= LONGEST_HOLD_S + 0.2
+            assert await waits(count, "elm") < 0.1
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize(
     ("peer", "address"),
     [

@@ -11,7 +11,6 @@ from fedloom.protocol.transport import methods
 from fedloom.protocol.trust.signing import NONCE_BYTES
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import NONCE_SINCE, __version__
-from fedloom.server.access.token_buckets import Buckets
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named, check_version
 from fedloom.server.fleet.context import FleetContext
@@ -22,12 +21,8 @@ from fedloom.server.rounds.round_driver import RoundDriver
 
 log = logging.getLogger(__name__)
 
-
 MAX_MESSAGE_BYTES = 64 << 10
 """Longest message of a client on its stream."""
-
-MESSAGE_BURST, MESSAGES_PER_S = 200, 50.0
-"""Messages of a stream read at once, and per second after that; a task takes a few a second."""
 
 
 class Attending:
@@ -44,6 +39,7 @@ class Attending:
             Refusal: the client sent a message that is not allowed.
         """
         client = call.client
+        await self._server.pace.stream(client)
         hello = await _hello(call, context)
         version = check_version(hello.protocol_versions)
         if call.peer is not None and version >= NONCE_SINCE and len(hello.nonce) != NONCE_BYTES:
@@ -70,10 +66,9 @@ class Attending:
             log.info("%s left", client, extra=about(client))
 
     async def _listen(self, session: Session, context: Context) -> None:
-        pace = Buckets(burst=MESSAGE_BURST, per_s=MESSAGES_PER_S)
         while (raw := await context.read()) is not grpc.aio.EOF:
-            # Not read: flow control stops the client.
-            await asyncio.sleep(pace.take("", time.monotonic()))
+            # Not read meanwhile: flow control stops the client.
+            await self._server.pace.message(session.client)
             self._handle(session, _parse(raw))
 
     def _handle(self, session: Session, message: fleet_pb2.ClientMessage) -> None:

@@ -26,6 +26,8 @@ class PeerPace:
 
     Attributes:
         calls: of each client; 10 times what a client needs whose rounds take 100 ms.
+        streams: of each client that attends again; a client needs one.
+        messages: of each client on its streams; a task takes a few a second.
         refusals: of each client, or address without one.
         lines: of refusals in the log, for each client or address.
         all_lines: of refusals in the log.
@@ -34,6 +36,8 @@ class PeerPace:
 
     def __init__(self) -> None:
         self.calls = Buckets(burst=400, per_s=200.0)
+        self.streams = Buckets(burst=8, per_s=0.5)
+        self.messages = Buckets(burst=200, per_s=50.0)
         self.refusals = Buckets(burst=64, per_s=4.0)
         self.held = 0
         self.lines = Buckets(burst=32, per_s=1.0)
@@ -51,6 +55,14 @@ class PeerPace:
     async def call(self, client: str) -> None:
         """Count a call of a client; wait if it makes too many."""
         await self._hold(self.calls.take(client, time.monotonic()))
+
+    async def stream(self, client: str) -> None:
+        """Count a stream of a client that attends; wait if it opens too many."""
+        await self._hold(self.streams.take(client, time.monotonic()))
+
+    async def message(self, client: str) -> None:
+        """Count a message of a client on its stream; wait if it sends too many."""
+        await asyncio.sleep(self.messages.take(client, time.monotonic()))
 
     async def refusal(self, peer: str) -> None:
         """Count a refused call of a client or an address; wait if there are too many."""
