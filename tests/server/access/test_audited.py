@@ -9,7 +9,7 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.errors import Code, Refusal, UnavailableError
 from fedloom.server.access import audit_log
 from fedloom.server.ledger.access_tables import audit
 from fedloom.server.ledger.audit_trail import Trail, first_break
@@ -82,6 +82,27 @@ def test_unauthenticated_peers_do_not_fill_the_trail(door, monkeypatch):
     refused = [e for e in _entries(door) if e["action"] == "client.enrol.refused"]
     assert [json.loads(e["detail"]) for e in refused] == [{}, {}, {"last_of_this_hour": True}]
     assert _entries(door)[-1]["action"] == "login.fail"
+
+
+def test_no_attempt_is_left_uncounted_while_the_ledger_refuses(door, monkeypatch):
+    """Entries that could not be written hold their numbers until they are."""
+    trail = door.contexts.ledger.trail
+    write = trail.append_all
+
+    def refuse(entries):
+        raise UnavailableError("The audit trail is busy.")
+
+    async def knock():
+        noted = door.contexts.audit_log
+        for append_all in (refuse, refuse, write):
+            monkeypatch.setattr(trail, "append_all", append_all)
+            for _ in range(25):
+                noted.note("", "enrolment", "client.enrol.refused", "", {})
+            await noted.store()
+
+    _run(door, knock())
+    found = [json.loads(entry["detail"]) for entry in _entries(door)]
+    assert len(found) + sum(each.get("more", 0) for each in found) == 75
 
 
 @pytest.fixture

@@ -80,7 +80,9 @@ class AuditLog:
         noted, self._noted = self._noted, []
         for entry in reversed(noted):
             if number := self._more.pop(entry["action"], 0):
-                entry["detail"] = encoded({**json.loads(entry["detail"]), "more": number})
+                detail = json.loads(entry["detail"])
+                number += detail.get("more", 0)  # of an attempt to write it that failed
+                entry["detail"] = encoded({**detail, "more": number})
         return noted
 
     @asynccontextmanager
