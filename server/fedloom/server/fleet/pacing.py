@@ -9,7 +9,7 @@ import time
 from urllib.parse import unquote
 
 from fedloom.server.access.throttle import network_of
-from fedloom.server.access.token_buckets import LONGEST_HOLD_S, Buckets
+from fedloom.server.access.token_buckets import LONGEST_HOLD_S, REFUSED_AFTER_S, Buckets
 
 HELD = 1024
 """Answers that may wait at once; each holds its request, of strangers 64 KiB at most."""
@@ -35,10 +35,10 @@ class PeerPace:
     """
 
     def __init__(self) -> None:
-        self.calls = Buckets(burst=400, per_s=200.0)
+        self.calls = Buckets(burst=128, per_s=200.0)
         self.streams = Buckets(burst=8, per_s=0.5)
         self.messages = Buckets(burst=200, per_s=50.0)
-        self.refusals = Buckets(burst=64, per_s=4.0)
+        self.refusals = Buckets(burst=32, per_s=4.0)
         self.held = 0
         self.lines = Buckets(burst=32, per_s=1.0)
         self.all_lines = Buckets(burst=512, per_s=20.0)
@@ -66,14 +66,15 @@ class PeerPace:
 
     async def refusal(self, peer: str) -> None:
         """Count a refused call of a client or an address; wait if there are too many."""
-        await self._hold(self.refusals.take(peer, time.monotonic()))
+        wait_s = self.refusals.take(peer, time.monotonic())
+        await self._hold(wait_s if wait_s < LONGEST_HOLD_S else REFUSED_AFTER_S)
 
     async def _hold(self, wait_s: float) -> None:
         if wait_s <= 0 or self.held >= HELD:
             return
         self.held += 1
         try:
-            await asyncio.sleep(min(wait_s, LONGEST_HOLD_S))
+            await asyncio.sleep(wait_s)
         finally:
             self.held -= 1
 
