@@ -62,6 +62,28 @@ def test_refused_peer_waits_and_others_do_not(monkeypatch):
     asyncio.run(scene())
 
 
+def test_a_peer_far_beyond_its_rate_waits_long_for_its_refusal(monkeypatch):
+    """Else 64 calls at a time on a connection would make 64 a second."""
+    monkeypatch.setattr(pacing, "REFUSED_AFTER_S", 2.5)
+
+    async def scene():
+        pace = PeerPace()
+        pace.refusals = Buckets(burst=1, per_s=4.0)
+        clock = asyncio.get_running_loop().time
+        begun, waited = clock(), []
+
+        async def refused():
+            await pace.refusal("oak")
+            waited.append(clock() - begun)
+
+        await asyncio.gather(*(refused() for _ in range(8)))
+        # One is answered at once, four wait for their tokens, the others are far beyond.
+        assert waited[0] < 0.2 <= waited[1] <= waited[4] < 2.0
+        assert waited[5] >= 2.4
+
+    asyncio.run(scene())
+
+
 def test_streams_and_messages_are_counted_for_a_client_however_often_it_reconnects():
     """A new stream does not begin with a full bucket."""
 
