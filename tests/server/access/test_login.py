@@ -212,6 +212,16 @@ def test_own_password_needs_the_old_one(door, add_user):
     assert Visitor(door.site).log_in("ann", wish["new"]).status == 303
 
 
+def test_guessing_the_old_password_is_slowed_and_says_for_how_long(door, add_user):
+    """Someone at an open session gets no more guesses than at the login."""
+    ann = add_user(scope=Scope.VIEWER)
+    headers = {"x_csrf_token": secrets.csrf_token(ann.session)}
+    wish = {"old": "wrong", "new": "another horse battery"}
+    found = [ann.ask("POST", "/v1/me/password", document=wish, **headers) for _ in range(7)]
+    assert [each.status for each in found[:5]] == [403] * 5
+    assert (found[-1].status, int(found[-1].headers["retry-after"]) > 0) == (429, True)
+
+
 def test_stream_of_events_ends_with_the_session(door, add_user, monkeypatch):
     """A refusal of the next request is not enough."""
     import asyncio
