@@ -40,6 +40,7 @@ def test_commands_do_not_import_the_server(group):
     assert not _loaded(run) & unwanted
 
 
+@pytest.mark.long
 def test_client_run_does_not_import_the_server():
     """`fedloom client run` works with the minimal install."""
     code = "import fedloom.cli.main, fedloom.cli.common.load_code, fedloom.cli.device.client"
@@ -53,6 +54,7 @@ def test_server_commands_do_not_import_grpc():
     assert not _loaded(code) & {"grpc", "sqlalchemy", "fastapi"}
 
 
+@pytest.mark.long
 def test_server_sets_the_allocator_before_importing_grpc():
     """Later the arenas would exist already."""
     code = (
@@ -63,6 +65,7 @@ def test_server_sets_the_allocator_before_importing_grpc():
     assert _python(code)[:1] in ([False], [])  # empty on systems without glibc
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", ["fedloom.cli.main", "fedloom.cli.device.client"])
 def test_import_time_is_limited(module):
     """CPU time, best of three, relative to the yardstick; independent of load and speed."""

@@ -110,6 +110,7 @@ def test_every_action_has_a_command(door):
     assert set(_actions(door.app)) == set(TWINS) | set(NO_TWIN)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("action", sorted(TWINS))
 def test_command_requests_its_action(action, known, monkeypatch):
     """The server accepts the request, or refuses it because of the run's state."""

@@ -31,6 +31,7 @@ def _rows(heading):
             )
 
 
+@pytest.mark.long
 def test_the_example_prints_the_shown_output(tmp_path, monkeypatch):
     """It also writes its picture."""
     monkeypatch.chdir(tmp_path)

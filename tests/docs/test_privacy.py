@@ -28,6 +28,7 @@ def test_the_example_prints_the_shown_output(capsys):
     assert capsys.readouterr().out == block("text")
 
 
+@pytest.mark.long
 def test_a_run_accepts_the_table():
     """Unchanged, as the page shows it."""
     table = tomllib.loads(block("toml"))
@@ -44,6 +45,7 @@ def test_it_names_every_setting_and_its_default():
             assert said in row, field.name
 
 
+@pytest.mark.long
 def test_the_example_experiment_is_private():
     """The claim of simulations/examples/private.toml matches its comments."""
     text = (ROOT / "simulations" / "examples" / "private.toml").read_text("utf-8")
@@ -52,6 +54,7 @@ def test_the_example_experiment_is_private():
     assert 7.9 < plan.epsilon(60) <= 8.0
 
 
+@pytest.mark.long
 def test_the_table_of_several_runs_is_computed():
     """Epsilon of each run, their sum and the composition, to the digits shown."""
 

@@ -84,6 +84,7 @@ class Miscounts(Adder):
         return super().train(params, task)
 
 
+@pytest.mark.long
 def test_a_wrong_number_of_examples_ends_only_its_task(tmp_path):
     """The journal has the expected and the returned value; the agent continues."""
     wrong = [-5, 0, 1.5, float("nan"), "7", 2**70, True, None]

@@ -43,6 +43,7 @@ def test_a_training_out_of_time_sends_its_result(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_training_out_of_time_fails_if_the_rule_counts_steps(tmp_path):
     """The number of steps is unknown; another client takes the place."""
 
@@ -77,6 +78,7 @@ def test_a_model_that_does_not_fit_is_declined_before_the_download(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_transfers_keep_the_bandwidth_limit_and_arrive_complete(tmp_path, monkeypatch):
     """In both directions, in messages of a quarter of a second."""
     passed = {}

@@ -128,6 +128,7 @@ def test_a_late_update_counts_in_the_open_buffer(tmp_path, staleness):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_many_clients_keep_the_concurrency_and_every_update_counts_once(tmp_path):
     """Eight clients, four at work at a time; the ledger has the whole sum."""
 
@@ -161,6 +162,7 @@ def test_many_clients_keep_the_concurrency_and_every_update_counts_once(tmp_path
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_task_past_max_staleness_is_replaced_by_a_new_one(tmp_path):
     """It is withdrawn; its client works on the newest model instead."""
 
@@ -190,6 +192,7 @@ def test_a_task_past_max_staleness_is_replaced_by_a_new_one(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_client_that_drops_out_is_replaced(tmp_path):
     """At once, by an idle client, on the newest model."""
 
@@ -223,6 +226,7 @@ def test_a_client_that_drops_out_is_replaced(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_tasks_on_older_models_continue_after_a_restart(tmp_path):
     """The ledger has the tasks at work; those of two rounds continue and count."""
 
@@ -256,6 +260,7 @@ def test_tasks_on_older_models_continue_after_a_restart(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_operators_pause_close_abort_and_stop_buffers(tmp_path):
     """Commands about a round are refused between two buffers."""
 
@@ -301,6 +306,7 @@ def test_operators_pause_close_abort_and_stop_buffers(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_an_upload_between_two_buffers_counts_in_the_next(tmp_path, monkeypatch):
     """No upload is refused during a commit."""
 
@@ -324,6 +330,7 @@ def test_an_upload_between_two_buffers_counts_in_the_next(tmp_path, monkeypatch)
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_run_paused_between_two_buffers_keeps_its_tasks(tmp_path, monkeypatch, restart):
     """Commands about a buffer are refused; updates that arrive meanwhile count later."""

@@ -83,6 +83,7 @@ def test_a_restart_keeps_clients_models_and_memories(tmp_path):
     assert np.array_equal(played(tmp_path / "a", stopped), played(tmp_path / "b", honest))
 
 
+@pytest.mark.long
 def test_a_client_with_a_damaged_model_downloads_the_whole_model(tmp_path, caplog):
     """After flipped bits or missing bytes; the run's result does not change."""
 

@@ -40,6 +40,7 @@ def only(**settings):
     return {"evaluate_only": True, "train": {}, "cohort": {"goal": 3, "quorum": 3}, **settings}
 
 
+@pytest.mark.long
 def test_an_evaluation_run_does_not_change_the_model(tmp_path):
     """Means weighted by examples, and the spread over clients, for one or two rounds."""
 
@@ -92,6 +93,7 @@ LOUD = ("loud", 0.001, 1 << 42)
 """A client that claims more examples than the fleet."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("table", "mean"), [({}, 0.00106), ({"metrics": {"max_weight": 2.0}}, 2.0)]
 )
@@ -171,6 +173,7 @@ def test_a_client_that_only_evaluates_declines_training(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_an_evaluation_run_continues_after_a_restart(tmp_path):
     """Committed rounds count; no training round opens."""
 

@@ -60,6 +60,7 @@ def counted(ledger, code):
     return sum(row.times for row in ledger.list_refusals() if row.code == code)
 
 
+@pytest.mark.long
 def test_uploads_outside_the_cohort_cost_no_transactions(runner, federation, commits):
     """400 at once: a transaction a second, and a row for each code with the number."""
 
@@ -91,6 +92,7 @@ def test_uploads_outside_the_cohort_cost_no_transactions(runner, federation, com
     runner.run(scene())
 
 
+@pytest.mark.long
 def test_guessed_tokens_cost_no_transactions(runner, federation, commits):
     """One a second; the first guesses are looked up, by threads that delay no round."""
 
@@ -112,6 +114,7 @@ def test_guessed_tokens_cost_no_transactions(runner, federation, commits):
     runner.run(scene())
 
 
+@pytest.mark.long
 def test_device_enrols_beside_an_attacker_at_its_address(runner, federation):
     """As thousands of devices behind one address do: its token is one of those given out."""
 
@@ -134,6 +137,7 @@ def test_device_enrols_beside_an_attacker_at_its_address(runner, federation):
     runner.run(scene())
 
 
+@pytest.mark.long
 def test_calls_of_another_client_pass_a_flood(runner, federation):
     """While one client's calls wait, another's are answered at once."""
 
@@ -160,6 +164,7 @@ def test_calls_of_another_client_pass_a_flood(runner, federation):
     runner.run(scene())
 
 
+@pytest.mark.long
 def test_refusals_are_stored_when_the_server_stops(tmp_path):
     """All of them, and the failed enrolments in the audit trail."""
 

@@ -44,6 +44,7 @@ def _failing_at_first(monkeypatch, owner, method, error, times=2):
     return calls
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("owner", "method", "error"),
     [

@@ -25,6 +25,7 @@ class Shut:
         return "Expected a quiet device, got a busy one."
 
 
+@pytest.mark.long
 def test_a_gate_declines_before_the_download(tmp_path):
     """Another client takes the place; the operator sees the reason."""
 
@@ -53,6 +54,7 @@ def heat(monkeypatch, tmp_path, degrees):
     return zone
 
 
+@pytest.mark.long
 def test_a_hot_device_declines_and_is_asked_again_after_its_rest(tmp_path, monkeypatch):
     """It is not asked during its rest, and the rounds continue without it."""
     zone = heat(monkeypatch, tmp_path, 90)

@@ -33,6 +33,7 @@ async def both_at_work(federation, agents):
     return slow, run
 
 
+@pytest.mark.long
 def test_quarantine_cancels_a_clients_task(tmp_path):
     """The round continues without it; the member's phase is `failed`."""
 
@@ -57,6 +58,7 @@ def test_quarantine_cancels_a_clients_task(tmp_path):
     assert model.tolist() == [1.0] * 4
 
 
+@pytest.mark.long
 def test_a_round_does_not_wait_for_a_revoked_client(tmp_path):
     """The grace period applies to lost connections only."""
 
@@ -76,6 +78,7 @@ def test_a_round_does_not_wait_for_a_revoked_client(tmp_path):
     assert model.tolist() == [1.0] * 4
 
 
+@pytest.mark.long
 def test_a_quarantined_client_is_asked_only_after_its_release(tmp_path):
     """Also after a restart; a run waits instead of asking it."""
 
@@ -96,6 +99,7 @@ def test_a_quarantined_client_is_asked_only_after_its_release(tmp_path):
     assert played(tmp_path, scenario).tolist() == [7.0] * 4
 
 
+@pytest.mark.long
 def test_a_drained_client_finishes_its_task_and_gets_no_other(tmp_path):
     """Its update counts; the next round waits for another client."""
 
@@ -121,6 +125,7 @@ def test_a_drained_client_finishes_its_task_and_gets_no_other(tmp_path):
     assert model.tolist() == [11.0] * 4
 
 
+@pytest.mark.long
 def test_a_drained_client_that_reconnects_may_finish_its_task(tmp_path):
     """A lost connection does not lose its work."""
 

@@ -89,6 +89,7 @@ ABSURD = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ABSURD)
 def test_an_invalid_offer_is_refused_before_any_work(runner, device, name):
     """The reason is in the ledger and in the owner's journal."""

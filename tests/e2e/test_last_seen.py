@@ -9,6 +9,7 @@ from support.federation import Federation
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.long
 def test_clients_were_last_seen_when_the_server_stopped(runner, tmp_path):
     """Not when they connected, which may be days earlier."""
 

@@ -142,6 +142,7 @@ def test_the_command_wipes_and_can_be_repeated(enrolled, monkeypatch):
     assert (again.exit_code, again.output) == (0, "This device has already left.\n")
 
 
+@pytest.mark.long
 def test_nothing_is_wiped_while_an_agent_runs(enrolled, monkeypatch):
     """It would write the files again; the error names the process to stop."""
     monkeypatch.setattr(leave, "CONNECT_S", 0.3)

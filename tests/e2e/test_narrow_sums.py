@@ -41,6 +41,7 @@ def page_of(federation, path):
     return text
 
 
+@pytest.mark.long
 def test_bounds_that_miss_the_precision_are_refused_when_submitted(tmp_path):
     """With both figures and what to lower; `describe` shows the same, and nothing starts."""
 

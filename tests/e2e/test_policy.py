@@ -210,6 +210,7 @@ def test_the_device_clips_and_adds_noise_itself(runner, device):
     assert "clipped to norm 0.3, with noise of 0.6 on each value by this device" in sent["text"]
 
 
+@pytest.mark.long
 def test_error_feedback_stays_within_the_norm(runner, device):
     """Otherwise one update in ten would have ten times the allowed norm."""
     owner_says(device, '[privacy]\nclip_norm = 1.0\notherwise = "add"')

@@ -77,6 +77,7 @@ def cohort_of(spec, number, stream):
     return [names[place] for place in places]
 
 
+@pytest.mark.long
 def test_a_private_run_is_clipped_noised_and_accounted(tmp_path):
     """The model follows from the key; the ledger has claim and epsilon, but no metrics."""
 
@@ -108,6 +109,7 @@ def test_a_private_run_is_clipped_noised_and_accounted(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_restart_replays_the_noise(tmp_path):
     """After a stop between accepting and closing, the round has the same noise."""
 
@@ -197,6 +199,7 @@ def test_poisson_rounds_ask_whom_their_coins_draw(tmp_path, caplog):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_run_ends_at_its_budget_with_the_reason(tmp_path):
     """Of fifty rounds two are affordable; the status shows the claim and the spent epsilon."""
 
@@ -224,6 +227,7 @@ def test_a_run_ends_at_its_budget_with_the_reason(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_the_claim_of_a_run_is_shown_before_it_starts(tmp_path):
     """`run describe` starts nothing; `run submit` prints the claim first."""
 
@@ -248,6 +252,7 @@ def test_the_claim_of_a_run_is_shown_before_it_starts(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_the_server_enforces_the_clip(tmp_path, monkeypatch):
     """An unclipped update is refused, and the round continues without it."""
 
@@ -273,6 +278,7 @@ def test_the_server_enforces_the_clip(tmp_path, monkeypatch):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_run_without_its_noise_key_fails(tmp_path):
     """With another key the claim would not hold; the run fails with the reason."""
 

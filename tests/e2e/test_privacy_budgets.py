@@ -68,6 +68,7 @@ async def set_budget(federation, epsilon, label="", **more):
     await federation.server.runs.apply_budgets()
 
 
+@pytest.mark.long
 def test_runs_over_the_same_clients_add_up(tmp_path):
     """By their mechanisms: two runs of 2 and 3 rounds cost as much as one of 5."""
 
@@ -81,6 +82,7 @@ def test_runs_over_the_same_clients_add_up(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_run_beyond_the_budget_is_refused(tmp_path):
     """With the figures, and what would fit; what fits is then accepted, and no more."""
 
@@ -104,6 +106,7 @@ def test_a_run_beyond_the_budget_is_refused(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_of_two_runs_at_once_one_passes(tmp_path):
     """The plan of the first is reserved before the second is checked."""
 
@@ -119,6 +122,7 @@ def test_of_two_runs_at_once_one_passes(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_stopped_run_keeps_what_it_released_and_frees_the_rest(tmp_path):
     """While it is active its whole plan is reserved, also of clients that it has not drawn."""
 
@@ -140,6 +144,7 @@ def test_a_stopped_run_keeps_what_it_released_and_frees_the_rest(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_secret_draw_counts_for_all_who_could_be_drawn(tmp_path):
     """Also for those whose coin drew them in no round; a client that was away spends nothing."""
 
@@ -157,6 +162,7 @@ def test_a_secret_draw_counts_for_all_who_could_be_drawn(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_client_that_comes_under_a_budget_later_is_not_drawn(tmp_path):
     """By a label, whose budget it has spent: not even by a round that waits to open."""
 
@@ -182,6 +188,7 @@ def test_a_client_that_comes_under_a_budget_later_is_not_drawn(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_barred_client_is_drawn_again_when_there_is_room(tmp_path):
     """A raised budget takes effect at once, without a restart or a reconnection."""
 
@@ -224,6 +231,7 @@ def test_a_run_without_privacy_is_refused_under_a_budget(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_what_was_spent_survives_a_leave_and_a_return(tmp_path):
     """Under the same name; also the pruning of models, and a restart of the server."""
 

@@ -61,6 +61,7 @@ def digest_of(federation, run, number):
     return found.digest
 
 
+@pytest.mark.long
 def test_a_device_downloads_the_promoted_model_once(tmp_path, caplog):
     """It has the bytes of the promoted round; a newer promotion replaces it."""
 
@@ -107,6 +108,7 @@ def test_without_a_stored_model_and_a_server_there_is_an_error(tmp_path):
     play(tmp_path, scenario, rounds=1)
 
 
+@pytest.mark.long
 def test_a_statement_not_signed_for_this_request_is_refused(tmp_path, monkeypatch):
     """Another key, changed bytes, an answer to another request, or a path as a digest."""
 
@@ -169,6 +171,7 @@ def test_a_statement_not_signed_for_this_request_is_refused(tmp_path, monkeypatc
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_an_old_promotion_cannot_be_replayed(tmp_path, monkeypatch):
     """An earlier valid statement does not restore the old model."""
 

@@ -51,6 +51,7 @@ def test_failed_handshakes_are_counted_and_not_logged(runner, federation, capfd,
     assert not caplog.records
 
 
+@pytest.mark.long
 def test_download_that_timed_out_leaves_no_traceback(
     runner, federation, tmp_path, monkeypatch, caplog
 ):

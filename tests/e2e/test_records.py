@@ -35,6 +35,7 @@ def ask(federation, *path, **query):
     return asyncio.to_thread(Control(federation.directory).get, *path, **query)
 
 
+@pytest.mark.long
 def test_each_kind_of_session_has_its_record(tmp_path):
     """A counted, a failed and a refused one: client, reason, times and bytes."""
 
@@ -76,6 +77,7 @@ def test_each_kind_of_session_has_its_record(tmp_path):
     assert counts["bytes_up"] >= ann["bytes_up"]
 
 
+@pytest.mark.long
 def test_an_open_round_has_its_present_record(tmp_path):
     """From memory; members without an update when the operator closes it are late."""
 
@@ -102,6 +104,7 @@ def test_an_open_round_has_its_present_record(tmp_path):
     assert row.summary["late"] == 1
 
 
+@pytest.mark.long
 def test_a_member_that_went_away_is_lost(tmp_path):
     """After its grace period the round closes without it."""
 
@@ -121,6 +124,7 @@ def test_a_member_that_went_away_is_lost(tmp_path):
     assert detail["clients"]["lost"] == 1
 
 
+@pytest.mark.long
 def test_a_killed_server_loses_only_times_and_bytes(tmp_path):
     """The round still has its counted and failed members."""
 

@@ -139,6 +139,7 @@ def test_norm_above_the_bound_is_refused(runner, arena, caplog):
     runner.run(scene())
 
 
+@pytest.mark.long
 def test_norm_at_the_bound_is_the_same_in_any_chunks(runner, arena):
     """It is accepted whole or byte by byte."""
 
@@ -158,6 +159,7 @@ def test_norm_at_the_bound_is_the_same_in_any_chunks(runner, arena):
     runner.run(scene())
 
 
+@pytest.mark.long
 def test_weight_below_the_least_is_refused(runner, arena, caplog):
     """A weight under 2^-30 has bits that the sum of weights does not."""
 

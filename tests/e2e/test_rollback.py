@@ -90,6 +90,7 @@ def test_a_run_continues_from_the_exact_state_of_the_earlier_round(tmp_path, spe
     assert 2 not in stands
 
 
+@pytest.mark.long
 def test_the_open_round_is_aborted_first(tmp_path):
     """Its task is withdrawn, its number is not used again, and its row has the reason."""
 
@@ -112,6 +113,7 @@ def test_the_open_round_is_aborted_first(tmp_path):
     assert rows[2].model_in == rows[0].model_in
 
 
+@pytest.mark.long
 def test_a_repeated_rollback_changes_nothing(tmp_path):
     """The round that opened after the first one stays."""
 
@@ -132,6 +134,7 @@ def test_a_repeated_rollback_changes_nothing(tmp_path):
     assert before == after
 
 
+@pytest.mark.long
 def test_an_ended_run_is_paused_after_its_rollback(tmp_path):
     """Also after a restart; resumed, it does the missing rounds."""
 
@@ -156,6 +159,7 @@ def test_an_ended_run_is_paused_after_its_rollback(tmp_path):
     assert stands == [1, 4, 5]
 
 
+@pytest.mark.long
 def test_undone_rounds_count_in_the_privacy_budget(tmp_path):
     """Every released model counts, so the budget is used up."""
     private = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-3, "noise": "seed"}
@@ -187,6 +191,7 @@ def test_a_rollback_within_a_noise_tree_is_refused(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_memories_of_undone_rounds_are_not_used(tmp_path):
     """The client's next task names its last round that is not undone."""
 

@@ -118,6 +118,7 @@ def test_a_tampered_offer_is_refused(runner, federation, tmp_path, caplog, chang
     runner.run(main())
 
 
+@pytest.mark.long
 def test_a_replayed_offer_is_refused(runner, federation, tmp_path, caplog):
     """The exact bytes of an answered round, also after a restart of the agent."""
 
@@ -142,6 +143,7 @@ def test_a_replayed_offer_is_refused(runner, federation, tmp_path, caplog):
     runner.run(main())
 
 
+@pytest.mark.long
 def test_an_offer_is_refused_on_a_later_connection(runner, federation, tmp_path, caplog):
     """The device never saw it: only the connection that it was signed for tells that it is old."""
     kept = []
@@ -169,6 +171,7 @@ def test_an_offer_is_refused_on_a_later_connection(runner, federation, tmp_path,
     runner.run(main())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("years", [-30, 30])
 def test_a_wrong_clock_of_the_server_delays_no_offer(
     runner, federation, tmp_path, monkeypatch, years
@@ -192,6 +195,7 @@ def test_a_wrong_clock_of_the_server_delays_no_offer(
     runner.run(main())
 
 
+@pytest.mark.long
 def test_agents_follow_a_rotated_key_online_and_offline(runner, federation, tmp_path):
     """One is connected, one misses two rotations; both refuse a foreign key."""
 

@@ -67,6 +67,7 @@ def presence(rng):
     return there, there & (rng.random(there.shape) < 0.1)
 
 
+@pytest.mark.long
 def test_p_values_of_uniform_draws_are_uniform(statistics):
     """Simulated draws: a share q of the p-values is below q, also far down."""
     rng = np.random.default_rng(1)

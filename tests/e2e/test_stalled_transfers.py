@@ -50,6 +50,7 @@ async def whole(channel, digest):
     return b"".join([chunk async for chunk in call])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("resumes", ["in the same call", "in another call"])
 def test_a_silent_upload_holds_no_slot_and_goes_on_later(tmp_path, resumes):
     """Two others report while it is open; then it continues at its offset, and counts as well."""

@@ -79,6 +79,7 @@ def collector(tmp_path_factory):
         yield collector
 
 
+@pytest.mark.long
 def test_a_round_is_a_tree_from_offer_to_commit(collector):
     """Each span has its parent, also across processes."""
     paths = {name: {tuple(collector.path(span)) for span in collector.of(name)}
@@ -162,6 +163,7 @@ def test_a_refusal_and_a_failure_are_errors_of_their_spans(tmp_path):
     assert collector.path(collector.of("train")[0]) == ["round", "offer", "task", "train"]
 
 
+@pytest.mark.long
 def test_an_unreachable_collector_delays_nothing(tmp_path):
     """Spans are lost; the round is not."""
 
@@ -183,6 +185,7 @@ def test_an_unreachable_collector_delays_nothing(tmp_path):
     asyncio.run(play())
 
 
+@pytest.mark.long
 def test_without_an_endpoint_opentelemetry_is_not_imported():
     code = (
         "import sys, fedloom.server.context, fedloom.client.agent.agent\n"

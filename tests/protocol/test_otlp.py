@@ -20,6 +20,7 @@ def tracer(exporters_end):
     made.close()
 
 
+@pytest.mark.long
 def test_unreachable_collector_does_not_fill_the_log(caplog, monkeypatch, request):
     """The exporter logs every failure."""
     monkeypatch.setattr(otlp, "EXPORT_MS", 10)
@@ -34,6 +35,7 @@ def test_unreachable_collector_does_not_fill_the_log(caplog, monkeypatch, reques
     assert names.count(OTLPSpanExporter.__module__) <= 1
 
 
+@pytest.mark.long
 def test_programs_with_equal_seeds_have_different_traces(tracer):
     """Span ids do not use the generator that training code seeds."""
     made = set()

@@ -98,6 +98,7 @@ tasks = st.builds(
 )
 
 
+@pytest.mark.long
 @given(tasks)
 def test_a_task_survives_a_round_trip(task):
     """Through the bytes of the wire, with each type of value."""

@@ -8,6 +8,7 @@ import pytest
 from fedloom.server.background_tasks import to_the_end
 
 
+@pytest.mark.long
 def test_work_ends_after_its_caller_was_cancelled():
     """Its error is dropped; asyncio logs nothing."""
     done, logged = [], []

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "simulations" / "examples" / "digits.toml"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -112,6 +113,7 @@ def test_a_model_or_a_loss_that_does_not_fit_the_data_is_refused(change, message
         set_up_workers(config.load(DIGITS, named))
 
 
+@pytest.mark.long
 def test_a_failed_training_names_its_client_and_line(tmp_path, monkeypatch):
     """The same with one process and two; FEDLOOM_TRACEBACK adds the traceback."""
     own = tmp_path / "own.py"
@@ -162,6 +164,7 @@ def test_python_files_are_read(tmp_path):
         config.load(f"{tmp_path}/mine.py:made", {"rounds": 3})
 
 
+@pytest.mark.long
 def test_a_users_own_optimizer_and_clients_are_accepted(tmp_path):
     """Momentum from a file, and a training loop of the user's."""
     from fedloom.simulation.api import simulate
@@ -194,6 +197,7 @@ def test_toml_errors_have_their_position(tmp_path, text):
         config.load(path)
 
 
+@pytest.mark.long
 def test_the_command_prints_json_and_an_exit_code(tmp_path):
     """0 and a digest when finished, 1 and the reason when stopped, 2 for invalid settings."""
     runner = CliRunner()
@@ -212,6 +216,7 @@ def test_the_command_prints_json_and_an_exit_code(tmp_path):
     assert "got acuracy" in wrong.output
 
 
+@pytest.mark.long
 def test_describe_trains_nothing(tmp_path):
     words = ["simulate", str(DIGITS), "--describe", "--json", "--out", str(tmp_path)]
     told = json.loads(CliRunner().invoke(main, words).output)
@@ -220,6 +225,7 @@ def test_describe_trains_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["partition.png"]
 
 
+@pytest.mark.long
 def test_value_targets_of_a_table_are_learnt(tmp_path):
     """A model by name has one output per example, and the loss does not broadcast it."""
     table = tmp_path / "line.csv"

@@ -70,6 +70,7 @@ def test_trees_have_the_same_bits_over_the_wire_and_for_any_number_of_workers():
     assert over_the_wire(_experiment(), show=False).digest == here.digest
 
 
+@pytest.mark.long
 def test_five_sites_are_better_than_each_alone():
     """The example with half the rounds: accuracy on central test digits."""
     described, rounds = config.load(EXAMPLE), 6

@@ -53,6 +53,7 @@ def test_scaffold_reaches_the_optimum_of_heterogeneous_quadratics():
     np.testing.assert_allclose(x, world.optimum, atol=1e-9)
 
 
+@pytest.mark.long
 def test_scaffold_reaches_it_with_two_of_four_clients_per_round():
     """Absent clients keep their control variates."""
     world = heterogeneous()
@@ -101,6 +102,7 @@ def test_fednova_converges_where_its_normalised_steps_cancel():
     np.testing.assert_allclose(world.run(FedNova(), 600), expected, atol=1e-9)
 
 
+@pytest.mark.long
 def test_fednova_reaches_the_optimum_as_drift_vanishes():
     """With local steps of 1e-11 and a large server rate: to 1e-9, where FedAvg stays 0.05 away.
 
@@ -118,6 +120,7 @@ def test_fednova_reaches_the_optimum_as_drift_vanishes():
     np.testing.assert_allclose(unbiased, 0, atol=1e-9)
 
 
+@pytest.mark.long
 def test_feddyn_reaches_the_optimum():
     world = heterogeneous(steps=(60, 60, 60, 60), learning_rate=0.2)
     x = world.run(FedDyn(alpha=1.0, clients=4), 200)

@@ -12,12 +12,12 @@ import numpy as np
 
 from fedloom.protocol.tensors.container import write_params
 from fedloom.server import config
-from fedloom.server.access import oidc_http
+from fedloom.server.access import oidc_http, request_pace
 from fedloom.server.access.site import make_site
 from fedloom.server.config import ServerConfig
 from fedloom.server.context import assemble
+from fedloom.server.http import paced_listener, unix_socket
 from fedloom.server.http import tcp_listener as console
-from fedloom.server.http import unix_socket
 from fedloom.server.ledger import Ledger
 from fedloom.server.pki.authority import Authority
 from fedloom.server.pki.noise_keys import NoiseKeys
@@ -28,6 +28,12 @@ from fedloom.server.storage.model_store import ModelStore
 from fedloom.server.storage.spool import Spool
 from support.contexts import Contexts
 from support.patience import PATIENCE_S
+
+# Tests make more requests than people do, from one address, each over a connection of its own.
+for name in ("USERS", "STRANGERS", "ALL_STRANGERS"):
+    setattr(request_pace, name, (100_000, 10_000.0))
+for name in ("ALL", "OF_NETWORK"):
+    setattr(paced_listener, name, (100_000, 10_000.0))
 
 SPEC = {"name": "digits", "cohort": {"goal": 2}, "train": {"epochs": 1, "learning_rate": 0.1}}
 

@@ -38,6 +38,7 @@ def url(door, tmp_path, monkeypatch):
     return f"https://localhost:{port}"
 
 
+@pytest.mark.long
 def test_commands_work_remotely(url, tmp_path):
     """Upload, submit, list, pause, export and stop."""
     (tmp_path / "run.toml").write_text(RUN_TOML)

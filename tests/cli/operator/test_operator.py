@@ -189,6 +189,7 @@ def test_settings_that_json_cannot_hold_are_refused(door, tmp_path):
         _run("run", "submit", "run.toml", "--model", "init.safetensors", code=2)
 
 
+@pytest.mark.long
 def test_invalid_model_is_refused(door, tmp_path):
     """Exit 4 with the name of the file."""
     (tmp_path / "bad.safetensors").write_bytes(b"\xff" * 64)
@@ -214,6 +215,7 @@ def test_actions_apply_to_the_only_active_run(door):
     _run("run", "stop", code=2)
 
 
+@pytest.mark.long
 def test_watch_ends_with_the_run(door):
     """A stopped run is exit 0; with --json each change is a line."""
     run = _submit()
@@ -234,6 +236,7 @@ def test_watching_a_failed_run_exits_with_1(door):
     assert "the strategy raised" in _run("run", "status", "--watch", code=1).stdout
 
 
+@pytest.mark.long
 def test_refusals_are_listed(door):
     """A text replaces an empty table."""
     from fedloom.protocol.errors import Code, Refusal
@@ -246,6 +249,7 @@ def test_refusals_are_listed(door):
     assert "w[3] is NaN." in output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", [(), ("digits",), ("digits", "--round", "0"), ("DIGEST",)])
 def test_model_is_exported_and_verified(door, tmp_path, which):
     """The newest run's model, a run's, a round's, or a model by digest."""
@@ -259,6 +263,7 @@ def test_model_is_exported_and_verified(door, tmp_path, which):
     assert made["size_bytes"] == len(data)
 
 
+@pytest.mark.long
 def test_damaged_model_is_not_exported(door, tmp_path):
     """Exit 4, and the existing file is kept."""
     _submit()
@@ -270,6 +275,7 @@ def test_damaged_model_is_not_exported(door, tmp_path):
     assert not list(tmp_path.glob(".out*"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", [("nothing",), ("digits", "--round", "7"), ("0" * 12,)])
 def test_model_that_does_not_exist_is_not_exported(door, tmp_path, which):
     """Exit 2, and no file is written."""
@@ -278,6 +284,7 @@ def test_model_that_does_not_exist_is_not_exported(door, tmp_path, which):
     assert not (tmp_path / "out.safetensors").exists()
 
 
+@pytest.mark.long
 def test_too_large_model_is_refused_during_upload(tmp_path, monkeypatch):
     """The server responds early and closes the connection; the error still arrives."""
     monkeypatch.chdir(tmp_path)
@@ -305,6 +312,7 @@ def test_no_server_at_all_is_exit_2(tmp_path):
     assert "fedloom server init" in output
 
 
+@pytest.mark.long
 def test_promotion_and_rollback_print_their_consequence(door):
     """--preview prints the same text as the action."""
     run = _submit()

@@ -60,6 +60,7 @@ def gaussian(rounds):
     return dp.get_epsilon_gaussian(4.0 / np.sqrt(rounds), DELTA)
 
 
+@pytest.mark.long
 def test_the_table_has_what_was_spent_and_reserved(fedloom):
     shown = fedloom("list")
     row = next(line for line in shown.splitlines() if line.startswith("all clients"))

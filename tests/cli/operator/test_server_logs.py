@@ -36,6 +36,7 @@ def _logs(*args):
     return result.stdout
 
 
+@pytest.mark.long
 def test_lines_come_oldest_first_and_filtered(door):
     """The output is like the end of a file."""
     said = _logs().splitlines()

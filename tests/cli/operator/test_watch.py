@@ -30,6 +30,7 @@ def _line(process):
     return json.loads(process.stdout.readline())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [("run", "list"), ("round", "list"), ("client", "list")])
 def test_first_line_is_the_present_state(words, tmp_path):
     """A script needs no other command for it."""

@@ -23,6 +23,7 @@ def _top(state, **settings):
     return Seen(*CLI, "top", "--dir", str(state), **settings)
 
 
+@pytest.mark.long
 def test_keys_work_and_the_terminal_is_restored(door):
     """In monochrome ASCII: help, a cancelled pause, a confirmed pause, a resize, and quit."""
     env = {"NO_COLOR": "1", "PYTHONIOENCODING": "ascii", "TERM": "vt100"}
@@ -48,6 +49,7 @@ def test_keys_work_and_the_terminal_is_restored(door):
         assert termios.tcgetattr(top._slave) == top.before
 
 
+@pytest.mark.long
 def test_signal_restores_the_terminal(door):
     """SIGTERM."""
     with _top(door.directory) as top:
@@ -58,6 +60,7 @@ def test_signal_restores_the_terminal(door):
         assert termios.tcgetattr(top._slave) == top.before
 
 
+@pytest.mark.long
 def test_unchanged_lines_are_not_painted(door):
     """On an idle server only the clock is painted, so the screen does not flicker."""
     with _top(door.directory) as top:
@@ -100,6 +103,7 @@ def scene_round(text):
     return int(found[0].split("round ")[1].split()[0]) if found else 0
 
 
+@pytest.mark.long
 def test_without_a_terminal_an_option_is_required(door):
     """--once prints one screen, --json data; else exit 2."""
     import json

@@ -78,6 +78,7 @@ def test_the_first_attempts_are_soon(offline):
         assert offline(seed, away_s=1.0).attempts[-1] < 5.0
 
 
+@pytest.mark.long
 def test_agents_that_lost_the_server_together_return_spread_out(offline):
     """After an hour, their returns are spread over a minute, by full jitter.
 

@@ -37,6 +37,7 @@ def test_only_unmodified_read_only_file_pages_are_released():
     assert found == [(0x1000, 0x3000), (0xA000, 0xB000)]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/smaps is Linux's")
 def test_trim_all_releases_half_of_the_library_pages():
     """And the process still works."""
@@ -57,6 +58,7 @@ sys.exit(0 if after < before / 2 else f"{before} {after}")
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.long
 def test_an_agent_trims_once_each_time_that_it_becomes_idle(tmp_path, monkeypatch):
     """After its start and after each task; not during a task, and not repeatedly."""
     trimmed = []

@@ -116,6 +116,7 @@ def test_examples_that_are_too_old_are_dropped(tmp_path):
     assert store.snapshot().all()[1].tolist() == [2, 3]
 
 
+@pytest.mark.long
 def test_an_example_is_always_held_out_or_never(tmp_path):
     """By its content: an equal example is in the same part, also after a restart."""
     store = _store(tmp_path, held_out=0.25)

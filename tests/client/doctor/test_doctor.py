@@ -311,6 +311,7 @@ def test_conditions_that_do_not_hold_now_are_reported(look, device):
     assert "would be declined" in found["conditions"].said
 
 
+@pytest.mark.long
 def test_an_invalid_policy_is_reported(look, device):
     (device / "policy.toml").write_text("[runs]\nalow = []\n")
     found = look()
@@ -347,6 +348,7 @@ def test_the_code_trains_one_step(tmp_path, name, level, says):
         assert "mine.py, line" in found["code"]["said"]
 
 
+@pytest.mark.long
 def test_the_exit_code_of_the_doctor_depends_on_its_findings(device, runner):
 
     async def main_(*arguments):

@@ -276,6 +276,7 @@ def test_wrong_models_targets_and_rows_are_refused():
         lacking.train(lacking.initial(), task())
 
 
+@pytest.mark.long
 def test_the_base_package_imports_no_scikit_learn():
     """Devices need not install it."""
     code = (

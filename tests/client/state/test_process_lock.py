@@ -10,6 +10,7 @@ from fedloom.protocol.errors import UnavailableError, UsageError
 from support.locks import hold
 
 
+@pytest.mark.long
 def test_a_second_agent_is_refused_with_the_pid_of_the_first(tmp_path):
     """Until the first process ends, also by a kill."""
     process, _ = hold(tmp_path)

@@ -58,6 +58,7 @@ RUNS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUNS)
 def test_a_server_gives_the_same_bits(federation, tmp_path, runner, name):
     """With the same clients and names."""
@@ -126,6 +127,7 @@ def test_tables_of_the_server_are_ignored():
     assert len(rounds(Adder(), {"b": np.zeros(2)}, num_rounds=1, run=run).rounds) == 1
 
 
+@pytest.mark.long
 def test_it_needs_no_server():
     """The base package is enough."""
     code = (

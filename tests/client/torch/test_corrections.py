@@ -150,6 +150,7 @@ def held_bytes():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "models"), [("scaffold", 0), ("fedprox", 1), ("feddyn", 1)])
 def test_only_the_anchor_is_held_in_memory(name, models, tmp_path):
     """And only for a rule that needs it."""

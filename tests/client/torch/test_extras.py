@@ -189,6 +189,7 @@ def convolutional():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("build", [linear, convolutional])
 def test_new_and_merged_adapters_keep_the_outputs(build):
     """B is zero at first; after training the merged module has plain layers and equal outputs."""

@@ -40,6 +40,7 @@ def by_gradients_of_one(optimizer, schedule=lambda done: 1.0):
     return -param.item() / 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [

@@ -133,6 +133,7 @@ def test_an_update_needs_little_memory(kind, tmp_path):
     check(tmp_path, KINDS[kind])
 
 
+@pytest.mark.long
 def test_an_update_that_the_owner_protects_needs_little_memory(tmp_path):
     """By clipping and noise."""
     check(tmp_path, {}, NOISE)

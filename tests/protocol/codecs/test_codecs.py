@@ -449,6 +449,7 @@ def test_sizes_and_types_must_follow_from_the_shape(method):
         assert caught.value.code is Code.WRONG_DTYPE
 
 
+@pytest.mark.long
 def test_nothing_inflates_past_its_size():
     """Bombs, short blocks, extra data and false lengths are refused; none is inflated whole."""
     import zlib

@@ -76,6 +76,7 @@ importlib.import_module(sys.argv[1])
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "module",
     [

@@ -128,6 +128,7 @@ GOOD = x509.load_pem_x509_certificate(
 ).public_bytes(Encoding.DER)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")  # cryptography's, on serials <= 0
 @settings(max_examples=1000)
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255))

@@ -194,6 +194,7 @@ def test_damage_under_a_fitting_checksum_is_refused_by_type_or_folds(tmp_path, m
         add_update(empty(), tmp_path / "body", header)
 
 
+@pytest.mark.long
 @settings(max_examples=200)
 @given(
     st.builds(

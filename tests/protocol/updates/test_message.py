@@ -151,6 +151,7 @@ def path(tmp_path):
 CALM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
+@pytest.mark.long
 @CALM
 @given(parts(), st.lists(st.floats(0.01, 1000.0), min_size=1, max_size=3))
 def test_a_written_update_folds_to_the_same_sum(path, made, weights):
@@ -170,6 +171,7 @@ def test_a_written_update_folds_to_the_same_sum(path, made, weights):
     assert through == direct
 
 
+@pytest.mark.long
 @CALM
 @given(parts(), st.data())
 def test_any_chunks_give_the_same_result(path, made, data):
@@ -217,6 +219,7 @@ def test_damage_of_any_byte_is_detected(path):
             assert verdict(header, bytes(damaged)) in DAMAGE
 
 
+@pytest.mark.long
 def test_damage_under_a_fitting_checksum_is_a_refusal_or_other_values(path):
     """A consistent forgery gets a typed refusal, or is another valid update."""
     header = announce(path, EXAMPLE)
@@ -295,6 +298,7 @@ HEADERS = st.builds(
 )
 
 
+@pytest.mark.long
 @given(HEADERS | st.binary(max_size=200))
 @settings(max_examples=300)
 def test_arbitrary_headers_are_refused_by_type(raw):

@@ -204,6 +204,7 @@ def test_commands_list_entries_and_the_head(door, monkeypatch):
     assert json.loads(_run("audit", "verify", "--json", "--anchor", head).stdout)["intact"]
 
 
+@pytest.mark.long
 def test_entries_hold_no_secret(door, add_user):
     ann = add_user()
     wish = {"name": "bob", "scope": "viewer", "password": "bobs own passphrase"}

@@ -27,6 +27,7 @@ def _run(door, coroutine):
     return asyncio.run_coroutine_threadsafe(coroutine, door._loop).result(10)
 
 
+@pytest.mark.long
 def test_submitted_run_is_named_by_its_id(door, tmp_path):
     """Several runs may have its name."""
     run = door.submit(tmp_path)

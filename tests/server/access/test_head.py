@@ -36,6 +36,7 @@ def heads(door, token, *paths):
     return found
 
 
+@pytest.mark.long
 def test_no_body_follows_the_headers(door, token):
     """For pages, documents, files, errors and streams: the next response follows directly."""
     good = ("/", "/v1/server", "/static/fedloom.css", "/v1/events", "/metrics")

@@ -222,6 +222,7 @@ def test_guessing_the_old_password_is_slowed_and_says_for_how_long(door, add_use
     assert (found[-1].status, int(found[-1].headers["retry-after"]) > 0) == (429, True)
 
 
+@pytest.mark.long
 def test_stream_of_events_ends_with_the_session(door, add_user, monkeypatch):
     """A refusal of the next request is not enough."""
     import asyncio
@@ -281,6 +282,7 @@ def _pause(visitor, **headers):
     return visitor.ask("POST", "/v1/tokens", document={"client": "ward-3"}, **headers)
 
 
+@pytest.mark.long
 def test_action_with_a_cookie_needs_the_sessions_token(door, add_user):
     """The token of another session, or the session's own id, is refused."""
     ann, bob = add_user(), add_user("bob")
@@ -494,6 +496,7 @@ def test_every_answer_has_the_security_headers(door, monkeypatch, broken):
         assert headers["strict-transport-security"] is None  # only a TLS server may promise TLS
 
 
+@pytest.mark.long
 def test_browser_is_sent_to_the_form_and_back(door):
     """A program gets 401; htmx gets a redirect of the page."""
     visitor = Visitor(door.site)
@@ -541,6 +544,7 @@ def test_unauthenticated_document_is_not_parsed(door):
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.long
 def test_long_document_is_refused_and_a_long_model_is_not(door, by_token, tmp_path):
     """A model is written as it arrives; a document would be in memory."""
     from support.door import write_model

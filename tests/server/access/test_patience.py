@@ -110,6 +110,7 @@ def test_handshakes_are_accepted_again_after_others_end(tmp_path, monkeypatch, l
             assert Visitor(door.site, ca=ca).ask("GET", "/login").status == 200
 
 
+@pytest.mark.long
 def test_answer_that_is_not_read_is_closed(hasty, door, by_token, tmp_path, monkeypatch):
     """Otherwise the rest of it would stay in memory."""
     ended, lost = threading.Event(), slow_connections.PatientProtocol.connection_lost
@@ -131,6 +132,7 @@ def test_answer_that_is_not_read_is_closed(hasty, door, by_token, tmp_path, monk
         assert ended.wait(PATIENCE_S)
 
 
+@pytest.mark.long
 def test_stream_of_events_is_not_closed(hasty, door, by_token):
     """Its reader sends nothing; an event arrives long after the time limit."""
     connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=PATIENCE_S)
@@ -222,6 +224,7 @@ def test_document_with_a_stream_header_is_limited(door, by_token, monkeypatch, k
         assert answer.status == 413, path
 
 
+@pytest.mark.long
 def test_stream_is_not_searched_for_a_form(door, add_user):
     """The session's token of an upload is in a header."""
     ann = add_user()
@@ -230,6 +233,7 @@ def test_stream_is_not_searched_for_a_form(door, add_user):
     assert answer.status == 403
 
 
+@pytest.mark.long
 def test_shared_answers_are_limited(door, add_user, monkeypatch):
     """Every URL has its own, and anyone can invent URLs."""
     monkeypatch.setattr(shared_answers, "MAX_KEPT", 5)

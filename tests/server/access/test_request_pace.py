@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fedloom.server.access import request_pace, token_buckets
-from fedloom.server.http import paced_listener
 from support.door import Door
 from support.visitor import Visitor
 
@@ -19,7 +18,6 @@ def door(tmp_path, monkeypatch):
     monkeypatch.setattr(request_pace, "STRANGERS", (8, 2.0))
     monkeypatch.setattr(request_pace, "USERS", (8, 2.0))
     monkeypatch.setattr(token_buckets, "REFUSED_AFTER_S", 1.0)
-    monkeypatch.setattr(paced_listener, "OF_NETWORK", (1000, 1000.0))
     with Door(tmp_path / "state", console="127.0.0.1:0") as door:
         yield door
 

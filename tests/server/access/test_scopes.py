@@ -21,6 +21,7 @@ def door(tmp_path):
         yield door
 
 
+@pytest.mark.long
 def test_every_route_declares_its_scope(door):
     rows = table(application.create_app(door.context, door.runs, door.authority))
     assert len(rows) > 10

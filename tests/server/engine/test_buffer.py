@@ -506,6 +506,7 @@ def test_buffers_keep_their_invariants(seed):
             break
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10_000))
 def test_a_rebuilt_buffer_continues_like_the_original(seed):

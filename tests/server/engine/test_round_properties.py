@@ -263,6 +263,7 @@ def rounds(draw, start):
 starts = st.floats(0, 1e7)
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(st.data(), starts, steps)
 def test_a_round_keeps_its_invariants(data, start, steps):
@@ -307,6 +308,7 @@ def test_a_long_round_keeps_its_invariants(seed):
     witness.run_out()
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(configs(), starts, steps, st.integers(0, 3))
 def test_a_restart_loses_nothing(config, start, steps, seed):

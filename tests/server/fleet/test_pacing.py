@@ -84,6 +84,7 @@ def test_a_peer_far_beyond_its_rate_waits_long_for_its_refusal(monkeypatch):
     asyncio.run(scene())
 
 
+@pytest.mark.long
 def test_streams_and_messages_are_counted_for_a_client_however_often_it_reconnects():
     """A new stream does not begin with a full bucket."""
 

@@ -68,6 +68,7 @@ def test_second_server_is_refused(tmp_path):
     asyncio.run(both())
 
 
+@pytest.mark.long
 def test_socket_of_a_killed_server_is_replaced(tmp_path):
     """SIGKILL leaves the file and the lock file; the kernel has released the lock."""
     path = tmp_path / "control.sock"
@@ -126,6 +127,7 @@ def test_serving_handles_no_signals_and_stops_when_cancelled(tmp_path):
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_server_stops_during_an_upload(tmp_path):
     """A silent caller delays the stop by at most the grace period."""
     with Door(tmp_path / "state") as door:

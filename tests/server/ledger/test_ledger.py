@@ -91,6 +91,7 @@ def test_an_update_counts_in_the_buffer_that_its_row_names(ledger):
     assert refused(ledger.accept, full, 1) is Code.ROUND_CLOSED
 
 
+@pytest.mark.long
 def test_metrics_of_a_round_are_read_in_pages(ledger):
     """Together they would take two kilobytes a client; each is read once, of this round alone."""
     values = {f"metric {place}": float(place) for place in range(8)}

@@ -75,6 +75,7 @@ def scanned(statement, plan):
     return set() if stops else tables & GROWING
 
 
+@pytest.mark.long
 def test_no_route_scans_a_table_that_grows(door):
     rows = table(application.create_app(door.context, door.runs, door.authority))
     asked = 0

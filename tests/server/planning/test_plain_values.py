@@ -61,6 +61,7 @@ def test_tables_that_contain_themselves_are_refused():
         parse({**SPEC, "config": table})
 
 
+@pytest.mark.long
 def test_a_run_that_cannot_start_does_not_affect_others(tmp_path, monkeypatch):
     """It fails with a reason, and the server starts again."""
     from fedloom.protocol import task_message

@@ -66,6 +66,7 @@ def total(updates):
     return folder.partial
 
 
+@pytest.mark.long
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     max_examples=30,

@@ -64,6 +64,7 @@ def test_token_text_is_shown_once_and_stored_as_a_hash(door):
     assert issued["token"].split(".")[2] not in json.dumps(listed)
 
 
+@pytest.mark.long
 def test_token_without_a_name_gets_a_free_one(door, monkeypatch):
     """Not a client's name, nor that of an earlier token."""
     _enrol(door, "calm-heron-1")
@@ -201,6 +202,7 @@ def test_invalid_model_is_refused(door, data):
     assert list((door.directory / "models").iterdir()) == []
 
 
+@pytest.mark.long
 def test_interrupted_upload_leaves_nothing(door, tmp_path):
     data = write_model(tmp_path / "m.safetensors", size=1 << 16).read_bytes()
     connection = door.connect()
@@ -291,6 +293,7 @@ def test_ended_run_cannot_be_steered(door, tmp_path):
     assert "stopped" in _fault(door.ask("POST", f"/runs/{run}/pause"), 409, "conflict")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [None, {}, {"seconds": 0}, {"seconds": -1}, {"minutes": 1}])
 def test_extending_needs_seconds(door, tmp_path, arguments):
     run = door.submit(tmp_path)
@@ -326,6 +329,7 @@ def test_invalid_specification_is_refused(door, tmp_path, change, said):
     assert door.ask("GET", "/runs")[1]["runs"] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "status"), [(UNKNOWN, 404), ("../../etc", 422), ("", 422)])
 def test_run_needs_a_stored_model(door, model, status):
     """The digest is checked before a path is made from it."""
@@ -377,6 +381,7 @@ def test_unknown_routes_return_the_same_error_format(door, method, path, status)
     assert (got, set(document)) == (status, {"error"})
 
 
+@pytest.mark.long
 def test_description_covers_every_route(door):
     """Each operation has a description, a result and its errors."""
     _, described = door.ask("GET", "/openapi.json")

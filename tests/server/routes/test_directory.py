@@ -100,6 +100,7 @@ def test_unknown_client_is_not_found_by_any_action(door):
     assert door.ask("POST", "/clients/east-1/dance")[0] == 422
 
 
+@pytest.mark.long
 def test_tasks_of_a_client_with_its_success_rate(door, tmp_path):
     """Four rounds: two counted, one declined, one open; a declined one does not count."""
     ledger, run = door.contexts.ledger, door.submit(tmp_path)

@@ -77,6 +77,7 @@ def test_norms_do_not_depend_on_the_block_size(door, monkeypatch):
     assert (alone["norm"], alone["difference"], alone["layers"][0]["difference"]) == (5, None, None)
 
 
+@pytest.mark.long
 def test_page_does_not_wait_for_a_large_model(door, monkeypatch):
     """It first appears without norms and is refreshed; they are computed once."""
     go, measured = threading.Event(), []

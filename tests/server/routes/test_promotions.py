@@ -75,6 +75,7 @@ def test_a_preview_promotes_nothing(door):
     assert door.contexts.ledger.promoted() is None
 
 
+@pytest.mark.long
 def test_a_model_of_no_run_is_not_promoted(door, tmp_path):
     stray = door.put_model(write_model(tmp_path / "stray.safetensors", value=2.0))
     status, fault = door.ask("POST", f"/models/{stray}/promote", {})

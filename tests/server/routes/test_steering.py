@@ -73,6 +73,7 @@ def test_an_action_on_a_named_round_is_done_once(door):
     assert door.runs.get(door.run).round.plan.number == 2
 
 
+@pytest.mark.long
 def test_a_request_with_an_id_is_done_once(door):
     """The repeat gets the same answer, and no other round is dropped."""
     body = {"request": "from-the-console-1"}
@@ -120,6 +121,7 @@ def test_a_quorum_that_the_aggregation_cannot_use_is_refused(tmp_path):
         assert act(door, "goal", {"goal": 3, "quorum": 3})["changed"] is True
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_a_round_is_not_closed_below_the_aggregations_minimum(tmp_path):
     """The round continues."""
@@ -144,6 +146,7 @@ def test_a_round_is_not_closed_below_the_aggregations_minimum(tmp_path):
     assert played(tmp_path, scenario) == "finished"
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_only_a_failed_round_raises_an_alert(tmp_path):
     """Not one that an operator aborted."""

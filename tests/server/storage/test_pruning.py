@@ -95,6 +95,7 @@ def test_shared_file_stays_while_one_row_needs_it(door, tmp_path):
     assert kept(door, door.models) == [0, 3, 5, 6]
 
 
+@pytest.mark.long
 def test_repeated_model_stays_with_its_later_row(door, tmp_path):
     """A converged run commits the same bytes again: one file, two rows."""
     commit(door, tmp_path, 7)

@@ -103,6 +103,7 @@ def test_ended_run_has_its_duration(door, tmp_path):
     assert ("<dt>Took</dt>" in text, "Time left" in text) == (True, False)
 
 
+@pytest.mark.long
 def test_live_part_is_part_of_the_page(door, tmp_path):
     run = submit(door, tmp_path)
     _, part = get(door, f"/runs/{run}?part=live")

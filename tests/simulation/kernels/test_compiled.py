@@ -54,6 +54,7 @@ def traced(monkeypatch):
     return count
 
 
+@pytest.mark.long
 def test_an_update_agrees_with_the_resident_kernels(traced):
     """After one compilation for all sizes of clients, learning rates and rounds."""
     kernel = _agree(kernels.task(epochs=2))

@@ -222,6 +222,7 @@ _values = st.recursive(
 )
 
 
+@pytest.mark.long
 @given(
     st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), _values).filter(
         lambda table: "\ud800" not in str(table)

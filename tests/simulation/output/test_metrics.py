@@ -14,6 +14,7 @@ from support.experiments import experiment, population
 ASKED = {"quantiles": [0.0, 0.5, 1.0], "bins": 3, "per_client": True}
 
 
+@pytest.mark.long
 def test_a_record_has_the_requested_metrics(tmp_path):
     described = experiment(rounds=2, goal=4, metrics=ASKED, data=population(held_out=2))
     result = simulate(described, show=False, out=tmp_path / "out")

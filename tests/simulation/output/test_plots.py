@@ -15,6 +15,7 @@ def _pixels(path):
         return np.asarray(image.convert("RGB"))
 
 
+@pytest.mark.long
 def test_every_metric_is_drawn_by_round_and_by_virtual_time(tmp_path):
     files = plots.draw_all(history(12, abandoned={5}), tmp_path / "plots", name="a $ name_^")
     names = {"accuracy", "accuracy-by-virtual-time", "loss", "loss-by-virtual-time"}
@@ -24,6 +25,7 @@ def test_every_metric_is_drawn_by_round_and_by_virtual_time(tmp_path):
     assert {file.name for file in (tmp_path / "plots").iterdir()} == {f.name for f in files}
 
 
+@pytest.mark.long
 def test_the_spread_over_clients_is_drawn_if_recorded(tmp_path):
     for records in (history(12, abandoned={5}, spread=True), history(1, spread=True)):
         stems = {file.stem for file in plots.draw_all(records, tmp_path)}
@@ -50,6 +52,7 @@ def test_unusual_simulations_are_drawn(tmp_path, records):
     assert plots.draw_all(records, tmp_path)
 
 
+@pytest.mark.long
 def test_the_state_of_pyplot_does_not_change(tmp_path):
     plots.draw_all(history(2), tmp_path)
     pyplot = sys.modules.get("matplotlib.pyplot")

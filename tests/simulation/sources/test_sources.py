@@ -188,6 +188,7 @@ def test_a_damaged_archive_is_refused(tmp_path):
         _load("cifar10", folder=str(tmp_path), clients=5)
 
 
+@pytest.mark.long
 @needs_mnist
 def test_mnist_over_a_thousand_clients_shares_its_examples():
     """60,000 images are in memory once, for any number of clients."""

@@ -12,6 +12,7 @@ from fedloom.simulation.studies.study import COMMITTED, StudyResults, StudyRun
 from fedloom.strategies import AGGREGATIONS
 
 
+@pytest.mark.long
 def test_every_rule_is_in_the_table():
     assert robustness.RULES.keys() == AGGREGATIONS.keys()
     for cell in robustness.study(rounds=2).cells:

@@ -32,6 +32,7 @@ def sweep(*words):
     return CliRunner().invoke(main, ["sweep", *map(str, words)])
 
 
+@pytest.mark.long
 def test_a_sweep_ends_with_a_table_and_the_best_settings(folder):
     result = sweep(folder / "sweep.toml", "-j", 2, "--out", folder / "out")
     assert result.exit_code == 0, result.output
@@ -43,6 +44,7 @@ def test_a_sweep_ends_with_a_table_and_the_best_settings(folder):
     assert "trial 1" not in again.stderr
 
 
+@pytest.mark.long
 def test_a_comet_config_is_accepted_unchanged(folder):
     config = {
         "algorithm": "random",
@@ -60,6 +62,7 @@ def test_a_comet_config_is_accepted_unchanged(folder):
     assert len(found["trials"]) == 2
 
 
+@pytest.mark.long
 def test_a_sweep_without_a_finished_trial_fails(folder):
     text = SWEEP + '"config.trouble" = ["usage"]\n'
     (folder / "sweep.toml").write_text(text)

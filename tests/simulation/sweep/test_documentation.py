@@ -44,6 +44,7 @@ def test_the_comet_example_is_the_same_search():
     assert set(json.loads((EXAMPLES / "comet-batch-size.json").read_text())) <= set(comet._KEYS)
 
 
+@pytest.mark.long
 def test_the_python_on_the_page_runs(tmp_path, monkeypatch, capsys):
     real = runner.run
     monkeypatch.setattr(

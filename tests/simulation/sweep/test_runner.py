@@ -26,6 +26,7 @@ def run(sweep, folder, **more):
     return runner.run(sweep, folder, simulate=learner.LEARN, **more)
 
 
+@pytest.mark.long
 def test_a_grid_runs_each_combination_once_and_finds_the_best(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     outcome = run(make(), tmp_path, jobs=3)
@@ -67,6 +68,7 @@ def test_a_sweep_stops_if_its_first_trials_fail(tmp_path):
         run(sweep, tmp_path, jobs=4)
 
 
+@pytest.mark.long
 def test_a_formula_without_a_value_fails_its_trial(tmp_path):
     sweep = make({"rounds": [0, 1]}, derived={"train.learning_rate": "0.1 / rounds"})
     outcome = run(sweep, tmp_path)
@@ -74,6 +76,7 @@ def test_a_formula_without_a_value_fails_its_trial(tmp_path):
     assert "division by zero" in outcome.rows[0].reason
 
 
+@pytest.mark.long
 def test_a_trial_ends_when_it_reaches_its_target(tmp_path):
     sweep = settings.parse(
         {"experiment": {}, "rounds_to_accuracy": 0.8, "parameters": {"rounds": [2, 50]}}
@@ -84,6 +87,7 @@ def test_a_trial_ends_when_it_reaches_its_target(tmp_path):
     assert 2 < long.value < 3
 
 
+@pytest.mark.long
 def test_hopeless_trials_are_pruned(tmp_path):
     sweep = make(
         {"train.learning_rate": [0.1, 0.09, 0.0001], "rounds": [8]},
@@ -94,6 +98,7 @@ def test_hopeless_trials_are_pruned(tmp_path):
     assert outcome.rows[2].rounds == 3
 
 
+@pytest.mark.long
 def test_an_interrupted_sweep_leaves_no_process_and_resumes(tmp_path):
     pids = tmp_path / "pid"
     sweep = make({"config.trouble": ["", "hang"], "config.file": [str(pids)]})
@@ -132,6 +137,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
         run(make(), tmp_path)
 
 
+@pytest.mark.long
 def test_a_trial_ends_with_its_parent(tmp_path):
     order = {"run": learner.LEARN, "experiment": {}, "settings": {"rounds": 10**6}, "out": None}
     with (tmp_path / "log").open("w") as log:

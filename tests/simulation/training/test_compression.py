@@ -91,6 +91,7 @@ def test_models_of_clients_follow_the_server_model(name):
     assert (result.digest == plain.digest) == (name == "lossless")
 
 
+@pytest.mark.long
 def test_a_resumed_simulation_has_the_same_memory(tmp_path):
     """With one worker or two."""
     digests = set()

@@ -57,6 +57,7 @@ def opposed(clients=8, **settings):
     return replace(described, model=line, loss=error)
 
 
+@pytest.mark.long
 def test_two_groups_with_opposite_optima_are_separated():
     result = simulate(opposed(), show=False)
     told = result.records[-2].spread["training"]["clients"]
@@ -121,6 +122,7 @@ def described(**settings):
     return replace(experiment(data=data, kernel="resident", **settings), model=normed)
 
 
+@pytest.mark.long
 def test_workers_interruptions_and_the_deployed_client_change_no_bit(tmp_path):
     """Two workers, a stop after two rounds, or TorchClient's own code."""
     what = described()

@@ -75,6 +75,7 @@ def settled():
     return (pull * C).sum() / pull.sum()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pull", [0.0, 0.7, 5.0])
 def test_dittos_own_models_settle_at_the_closed_form(pull):
     """At v = (a·c + λ·w) / (a + λ), with w at the fixed point of FedAvg."""
@@ -136,6 +137,7 @@ def described(personal, **settings):
     return replace(made, model=noisy)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("personal", [DITTO, APFL], ids=["ditto", "apfl"])
 def test_the_shared_model_has_the_bits_of_fedavg(personal):
     plain, own = (simulate(described(p), show=False) for p in ({}, personal))

@@ -122,6 +122,7 @@ def test_over_the_wire_gives_the_same_bits(personal, model):
     assert here.digest != simulate(described({}, model), show=False).digest
 
 
+@pytest.mark.long
 def test_workers_and_interruptions_change_no_bit(tmp_path):
     digests = set()
     for workers in (1, 2):

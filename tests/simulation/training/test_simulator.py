@@ -370,6 +370,7 @@ def test_an_interrupted_round_is_repeated(tmp_path, monkeypatch, where):
     assert rounds_in(tmp_path / "out") == [1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_results_are_written_to_a_folder(tmp_path):
     import hashlib
 

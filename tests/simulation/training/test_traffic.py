@@ -67,6 +67,7 @@ def test_a_round_takes_the_time_of_its_bytes_and_examples(name):
         begun = record.virtual_s
 
 
+@pytest.mark.long
 def test_no_two_of_these_runs_take_the_same_time():
     """Before costs were counted, all took the same."""
     ends = [played(name)[-1].virtual_s for name in RUNS]

@@ -43,6 +43,7 @@ def orphaned(prepared):
     return child
 
 
+@pytest.mark.long
 def test_a_killed_parent_ends_its_process_by_sigterm(tmp_path):
     """Its signal handler runs."""
     left = tmp_path / "left"
@@ -50,6 +51,7 @@ def test_a_killed_parent_ends_its_process_by_sigterm(tmp_path):
     assert left.exists()
 
 
+@pytest.mark.long
 def test_a_process_that_ignores_sigterm_is_ended():
     assert ended([orphaned(HOLDS_OUT)])
 

@@ -305,6 +305,7 @@ CASES = [
 ] + [_case(part, SAMPLE) for part in TOGETHER]
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.parametrize(("part", "situation"), CASES)
 def test_a_simulation_and_a_deployment_end_with_the_same_model(part, situation, deployment, runner):

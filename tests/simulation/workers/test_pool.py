@@ -71,6 +71,7 @@ def _spawned(pool, *arguments, fork, **settings):
     return pool(*arguments, fork=False, **settings)
 
 
+@pytest.mark.long
 def test_a_full_disk_is_named(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -180,6 +180,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [2, 3])
 def test_no_composition_is_below_the_divergence_of_its_mechanisms(count):
     """Every choice of two and of three mechanisms, under zero-out."""

@@ -58,6 +58,7 @@ def test_counting_the_clipped_costs_the_values_noise():
         noise_of_values(1.0, 0.5)
 
 
+@pytest.mark.long
 def test_a_claim_states_its_conditions():
     """Protection, adversary, delta, sampling and clipping."""
     pytest.importorskip("dp_accounting")

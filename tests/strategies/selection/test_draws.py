@@ -43,6 +43,7 @@ def test_the_smallest_are_found_without_sorting_all(numbers, data):
     assert [numbers[place] for place in smallest(array, count)] == sorted(numbers)[:count]
 
 
+@pytest.mark.long
 def test_weighted_draws_have_the_chances_of_successive_sampling():
     """Single clients and ordered pairs, over 3,000 rounds, compared with the closed form."""
     rounds, pairs, members = 3000, Counter(), Counter()

@@ -36,6 +36,7 @@ def facts(history, names=NAMES):
     return [getattr(known, name).tobytes() for name in columns], known.latest_round
 
 
+@pytest.mark.long
 @given(ROUNDS, st.randoms())
 def test_the_order_within_a_round_does_not_matter(rounds, random):
     """Nor the order of the clients in a query."""
@@ -45,6 +46,7 @@ def test_the_order_within_a_round_does_not_matter(rounds, random):
     np.testing.assert_array_equal(known.loss[::-1], told(rounds).of(NAMES).loss)
 
 
+@pytest.mark.long
 @given(ROUNDS)
 def test_a_history_is_written_and_read_back(rounds):
     """And further rounds can be added."""

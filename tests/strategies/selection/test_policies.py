@@ -174,6 +174,7 @@ def test_power_of_choice_tries_new_clients_first_and_nan_losses_last():
 # ---- Oort ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_oort_exploits_by_utility_above_the_cutoff():
     """One place: clients within the cut-off of the best, in proportion to utility."""
     loss = np.array([1.0, 0.98, 0.5, 0.97])

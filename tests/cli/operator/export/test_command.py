@@ -96,6 +96,7 @@ def test_csv_and_jsonl_have_every_round(story, tmp_path):
     assert not list(tmp_path.glob(".a.*"))
 
 
+@pytest.mark.long
 def test_watch_exports_until_the_run_ends(door, story, tmp_path, monkeypatch):
     """New rounds are exported as they end, including the last."""
     paces, before = [], set(threading.enumerate())

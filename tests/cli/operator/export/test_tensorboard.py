@@ -24,6 +24,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(steps=STEPS)
 def test_event_files_survive_a_round_trip(tmp_path_factory, steps):

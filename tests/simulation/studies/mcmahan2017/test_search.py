@@ -86,6 +86,7 @@ def test_a_finer_grid_adds_to_the_coarse_one(tmp_path):
     assert len(fine) > len(coarse)
 
 
+@pytest.mark.long
 def test_an_interrupted_search_resumes_with_the_same_bits(tmp_path):
     """Ctrl-C in the second round of every rate changes no result."""
     whole = _run(TINY, tmp_path / "whole")
@@ -117,6 +118,7 @@ def test_an_interrupted_rate_reports_its_rounds(tmp_path):
     assert not found.in_the_middle
 
 
+@pytest.mark.long
 def test_a_raised_cap_continues_from_the_lower_one(tmp_path):
     """No round is run twice, and the bits are those of one run."""
     low = replace(TINY, target=0.999, cap=2)
@@ -134,6 +136,7 @@ def test_a_raised_cap_continues_from_the_lower_one(tmp_path):
             assert (attempt.digest, attempt.last_round) == (uncut[attempt.k].digest, 4)
 
 
+@pytest.mark.long
 def test_a_rate_that_diverges_is_a_result(tmp_path):
     """The grid reaches rates at which updates are not finite."""
     settings = {**TINY.settings, "max_abs": 1e-6}
