@@ -156,6 +156,6 @@ def discounted(units: int, factor: float) -> int:
         raise ValueError(f"Expected a factor from 0 to 1, got {factor}.")
     if factor == 1:
         return units
-    product = round(units * factor)
-    unit = 1 << max(product.bit_length() - FACTOR_BITS, 0)
-    return min(units, round(Fraction(product, unit)) * unit)
+    product = units * Fraction(factor)  # rounded once: twice may give the farther neighbour
+    unit = 1 << max(int(product).bit_length() - FACTOR_BITS, 0)
+    return min(units, round(product / unit) * unit)
