@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from fedloom.client.api import Client, Metrics, Params, Task, Trained
 from fedloom.client.data import Growing, Shard, as_shard
-from fedloom.client.training.length import StopRule
+from fedloom.client.training.length import StopRule, batches_of
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import ClientRule, TensorAtStep
 
@@ -199,7 +199,10 @@ class GradientClient(_NumpyClient):
             ats = {n: _at(task, n, params[n]) for n in task.local.trainable}
         total, seen, trained = 0.0, 0, set[str]()
         settings = task.settings
-        stopping = StopRule(settings, len(shard), task.should_stop, report=task.progress)
+        stopping = StopRule(
+            settings, batches_of(len(shard), settings.batch_size), task.should_stop,
+            report=task.progress,
+        )  # fmt: skip
         for x, y in shard.training(
             task.seed, settings.batch_size, epochs=settings.epochs, steps=settings.steps
         ):

@@ -171,8 +171,78 @@ def test_a_loaders_collate_function_is_used():
         return 2 * x, y
 
     x, y = _data()
-    loader = DataLoader(TensorDataset(x, y), collate_fn=doubled)
+    loader = DataLoader(TensorDataset(x, y), shuffle=True, collate_fn=doubled)
     assert _same(_trained(_task(), data=loader), _trained(_task(), data=(2 * x, y)))
+
+
+class _Tied(nn.Module):
+    """An output layer with the embedding's weights, and a frozen layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Linear(3, 4, bias=False)
+        self.frozen = nn.Linear(4, 3).requires_grad_(requires_grad=False)
+        self.head = nn.Linear(3, 4, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.head(self.frozen(self.embedding(x)))
+
+
+def test_tied_tensors_travel_once_and_stay_tied():
+    """By their first name, in the initial model and in updates; both are trained as one."""
+    client = TorchClient(_Tied(), _data(), cross_entropy)
+    received = client.initial()
+    assert set(received) == {"embedding.weight", "frozen.weight", "frozen.bias"}
+    received["embedding.weight"] += 1
+    sent, _, _ = client.train(received, _task())
+    assert set(sent) == {"embedding.weight"}
+    model = client.model
+    assert model.head.weight is model.embedding.weight
+    assert np.array_equal(parameters(model)["head.weight"], sent["embedding.weight"])
+
+
+def test_a_runs_model_with_both_names_of_a_tied_tensor_needs_them_equal():
+    """Both are sent then; two values have no place in one tensor."""
+    client = TorchClient(_Tied(), _data(), cross_entropy)
+    received = _params(client.model)
+    assert "head.weight" in received
+    sent, _, _ = client.train(received, _task())
+    assert np.array_equal(sent["head.weight"], sent["embedding.weight"])
+    received["head.weight"] += 1
+    with pytest.raises(UsageError, match=r"'embedding\.weight' and 'head\.weight', which are one"):
+        client.train(received, _task())
+
+
+def test_a_tied_tensor_is_sent_if_one_of_its_names_is_chosen():
+    client = TorchClient(_Tied(), _data(), cross_entropy, send=lambda name: "head" in name)
+    assert set(client.train(client.initial(), _task())[0]) == {"embedding.weight"}
+
+
+def test_frozen_parameters_are_not_sent_unless_chosen():
+    """They do not change; buffers do."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model[0].requires_grad_(requires_grad=False)
+    everything = set(_params(model))
+    client = TorchClient(model, _data(), cross_entropy)
+    assert set(client.initial()) == everything
+    sent, _, _ = client.train(client.initial(), _task())
+    assert set(sent) == everything - {"0.weight", "0.bias"}
+    client = TorchClient(model, _data(), cross_entropy, send=lambda name: name != "2.bias")
+    assert set(client.train(client.initial(), _task())[0]) == everything - {"2.bias"}
+
+
+def test_tensors_of_bool_stay_on_the_device():
+    """They are in no run's model and in no update; one that changes is kept between rounds."""
+    model = nn.Sequential(nn.Linear(3, 2))
+    model.register_buffer("mask", torch.tensor([True, False]))
+    client = TorchClient(model, _data(), cross_entropy)
+    received = client.initial()
+    assert "mask" not in received
+    sent, _, _ = client.train(received, _task())
+    assert "mask" not in sent
+    assert model.mask.tolist() == [True, False]
 
 
 def test_fedprox_pulls_towards_the_received_model():

@@ -87,7 +87,7 @@ def test_bfloat16_rounds_to_the_nearest(values):
     ("changes", "message"),
     [
         ({"other": np.zeros(1)}, r"1 \(other\) unknown to it and none missing"),
-        ({"weight": None, "mask": None}, r"none unknown to it and 2 \(mask, weight\) missing"),
+        ({"weight": None, "count": None}, r"none unknown to it and 2 \(count, weight\) missing"),
         ({"weight": np.zeros((3, 2), np.float32)}, r"\(2, 3\) for 'weight', got \(3, 2\)"),
         ({"weight": np.zeros((2, 3), np.int64)}, "torch.float32 for 'weight', got int64"),
         ({"count": np.array(1.5)}, "torch.int64 for 'count', got float64"),

@@ -40,12 +40,12 @@ def _steps_until_stop(watched, losses):
 def test_patience_counts_epochs_without_a_lower_loss(patience, epochs, steps):
     """The loss is the mean over an epoch's examples."""
     losses = [loss for loss in epochs for _ in range(3)]
-    assert _steps_until_stop(TorchStopRule(_settings(patience=patience), 10), losses) == steps
+    assert _steps_until_stop(TorchStopRule(_settings(patience=patience), 3), losses) == steps
 
 
 def test_batches_are_weighted_by_their_examples():
     """Two epochs with mean 2.0 over examples; the means over batches are 1.67 and 2.33."""
-    watched = TorchStopRule(_settings(patience=1), 10)
+    watched = TorchStopRule(_settings(patience=1), 3)
     losses = [2.0, 2.0, 2.0, 1.0, 2.0, 4.0, 0.0]  # (4·1 + 4·2 + 2·4) / 10 = 2
     assert _steps_until_stop(watched, losses) == 6
 
@@ -54,7 +54,7 @@ def test_a_training_stops_at_its_time_budget(monkeypatch):
     """By the device's monotonic clock."""
     now = [100.0]
     monkeypatch.setattr(length, "time", like(time, monotonic=lambda: now[0]))
-    watched = TorchStopRule(_settings(time_budget_s=2.5), 10)
+    watched = TorchStopRule(_settings(time_budget_s=2.5), 3)
     now[0] = 102.4
     assert not watched.should_stop()
     now[0] = 102.5

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.client.training.length import num_batches
+from fedloom.client.training.length import batches_of
 from fedloom.protocol.errors import UsageError
 
 Batch: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
@@ -79,7 +79,7 @@ class Shard(ABC):
             epochs: passes over the examples; None if `steps` is set.
             steps: number of batches; takes precedence.
         """
-        wanted = num_batches(len(self), epochs=epochs, steps=steps, batch_size=size)
+        wanted = (epochs or 0) * batches_of(len(self), size) if steps is None else steps
         for indices in islice(self._places(seed, size), wanted):
             yield self.all() if indices is None else self.take(indices)
 

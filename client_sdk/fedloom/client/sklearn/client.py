@@ -20,7 +20,7 @@ from fedloom.client.data import Growing, Shard, as_shard
 from fedloom.client.numpy import mean_metrics, refuse_gradient_rules, refuse_module_settings, some
 from fedloom.client.sklearn import measures
 from fedloom.client.sklearn.linear import COEF, INTERCEPT, Family
-from fedloom.client.training.length import StopRule
+from fedloom.client.training.length import StopRule, batches_of
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies.compatibility import check_optimizer
 
@@ -136,7 +136,10 @@ class LinearClient(Client):
         estimator = family.begun(params, random_state=task.seed % _SEEDS, **rate)
         known = {} if family.classes is None else {"classes": family.classes}
         length = {"epochs": settings.epochs, "steps": settings.steps}
-        stopping = StopRule(settings, len(shard), task.should_stop, report=task.progress)
+        stopping = StopRule(
+            settings, batches_of(len(shard), settings.batch_size), task.should_stop,
+            report=task.progress,
+        )  # fmt: skip
         task.local.steps = 0
         batches = shard.training(task.seed, settings.batch_size, **length)
         for batch in batches:

@@ -19,7 +19,7 @@ from torch import nn
 
 from fedloom.client.api import Client, Kind, SliceOf, Task
 from fedloom.client.data import Growing
-from fedloom.client.torch import adapters, batches, local_training, loop, modules
+from fedloom.client.torch import adapters, batches, loaders, local_training, loop, modules
 from fedloom.client.torch.group import ALONE, Group, RankTask
 from fedloom.client.torch.kept_tensors import LocalMemory
 from fedloom.client.torch.narrow import Narrow, narrowed
@@ -44,16 +44,21 @@ class TorchClient(Client):
 
     Args:
         model: the module, on any device; its state_dict names must be those of the run's model.
-        train: (x, y) tensors, a map-style data set of such pairs, or a loader of one; None for a
-            client that only evaluates.
+        train: (x, y) tensors, a map-style data set of such pairs, or a loader; None for a client
+            that only evaluates. Of a loader the sampler, workers, collate function and `drop_last`
+            are used; the run gives the batch size, unless there is a `batch_sampler`, and the
+            task's seed the random state.
         loss: mean loss of a batch, of (outputs, targets).
         evaluate: data for evaluation, which is never trained on; None or empty for no evaluation.
         optimizer: called with (params, lr=…) for each task, such as `torch.optim.Adam`. Default:
             plain gradient descent.
-        send: selects the tensors to send, by name. Default: all; with adapters (`lora`) those that
-            are trained. Tensors of bool are never sent, because they have no mean.
+        send: selects the tensors to send, by name. Default: parameters with `requires_grad`, and
+            buffers; with adapters (`lora`) those that are trained. Tied tensors are sent once.
+            Tensors of bool are never sent, because they have no mean.
         keep_local: keep tensors that are not sent between rounds, in this process (True) or in a
             file (a path), instead of using the server's.
+        split: splits a batch of the data set or the loader into inputs and targets, such as
+            `lambda batch: (batch, batch["labels"])`. Default: batches are pairs.
         width: share of each hidden dimension that this device trains; None for its share in the
             run's `train.widths`.
         precision: `fp32`, or `bf16` or `fp16` for a forward pass in 16 bits; parameters and
@@ -65,19 +70,21 @@ class TorchClient(Client):
             more threads may change the last bits.
 
     Raises:
-        UsageError: the data cannot be indexed, is empty, or has unequal lengths.
+        UsageError: the data has no length, is empty, or has unequal lengths, or a loader cannot be
+            used as it is.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        train: batches.Data | None,
+        train: loaders.Data | None,
         loss: loop.Loss,
         *,
-        evaluate: batches.Data | None = None,
+        evaluate: loaders.Data | None = None,
         optimizer: loop.MakeOptimizer = loop.SGD,
-        send: Callable[[str], bool] = modules.everything,
+        send: Callable[[str], bool] | None = None,
         keep_local: bool | str | Path = False,
+        split: batches.Split | None = None,
         width: float | None = None,
         precision: Name = "fp32",
         schedule: str | Schedule | None = None,
@@ -87,17 +94,23 @@ class TorchClient(Client):
             torch.set_num_threads(num_threads)
         self.model = model
         self._loss = loss
-        self._train = batches.examples(train) if train is not None else batches.NONE
-        held_out = None if evaluate is None else batches.examples(evaluate)
-        self._evaluate = held_out
+        self._train = batches.NONE if train is None else loaders.examples(train, split=split)
+        self._evaluate = (
+            None if evaluate is None else loaders.examples(evaluate, split=split, evaluates=True)
+        )
         self._optimizer = optimizer
         check(precision, model, loop.device_of(model).type)
         self._precision, self._schedule = precision, schedule
-        if send is modules.everything and any(True for _ in adapters.adapted(model)):
-            send = adapters.sent_names(model).__contains__
-        state = model.state_dict()
-        self._sent = {n for n, tensor in state.items() if send(n) and tensor.dtype != torch.bool}
-        frozen = {n for n, param in model.named_parameters() if not param.requires_grad}
+        state, self._twins = model.state_dict(), modules.twins(model)
+        self._bools = {name for name, tensor in state.items() if tensor.dtype == torch.bool}
+        every = model.named_parameters(remove_duplicate=False)
+        frozen = {name for name, param in every if not param.requires_grad}
+        if send is None:
+            adapted = any(True for _ in adapters.adapted(model))
+            names = adapters.sent_names(model) if adapted else state.keys() - frozen
+            send = names.__contains__
+        firsts = {self._twins.get(name, name) for name in filter(send, state)}
+        self._sent = {n for n in state if self._twins.get(n, n) in firsts} - self._bools
         self._changing = state.keys() - self._sent - frozen
         self._keep_local = bool(keep_local)
         self._width = width
@@ -140,7 +153,7 @@ class TorchClient(Client):
             self._memory.remember(task.run, task.round, before, self._copy(home))
         return (
             narrow.parameters(task.tensors(names) & self._sent),
-            len(self._train),
+            self._train.num_trained(task.settings.batch_size),
             {**totals.metrics(), **task.local.extra_metrics},
         )
 
@@ -173,8 +186,8 @@ class TorchClient(Client):
         return totals.num_examples, totals.metrics()
 
     def initial(self) -> dict[str, NDArray[Any]]:
-        """An initial model for a run: the module's tensors."""
-        return {name: np.array(array) for name, array in modules.parameters(self.model).items()}
+        """An initial model for a run: the module's tensors, tied ones once, none of bool."""
+        return dict(self._copy(modules.travelling(self.model)))
 
     def measure(self) -> loop.MetricSums:
         """Evaluate the module's values, together with all ranks of the group."""
@@ -194,7 +207,7 @@ class TorchClient(Client):
     def example(self) -> Any:
         """Inputs of up to three examples, as the module takes them."""
         source = self._train if self._trains or self._evaluate is None else self._evaluate
-        return source.take(torch.arange(min(3, len(source))))[0]
+        return next(batches.in_order(source, 3))[0]
 
     def can_train(self) -> bool:
         """Whether the client has data for training."""
@@ -212,9 +225,9 @@ class TorchClient(Client):
         width = task.width() if self._width is None else self._width
         if width == 1:
             return Narrow(self.model)
-        if home:
+        if kept := set(home) - self._bools:
             raise UsageError(
-                f"Expected no local tensors with a width of {width:g}, got {min(home)!r}. Remove "
+                f"Expected no local tensors with a width of {width:g}, got {min(kept)!r}. Remove "
                 "keep_local and send, or the run's train.widths."
             )
         return narrowed(self.model, width)
@@ -237,7 +250,7 @@ class TorchClient(Client):
         )  # fmt: skip
 
     def _load(self, params: Params, home: set[str], task: Task, round_: int | None) -> None:
-        if missing := sorted(self._sent - params.keys()):
+        if missing := sorted(self._sent - params.keys() - self._twins.keys()):
             raise UsageError(
                 f"The run's model lacks {len(missing)} tensors that this client sends, such as "
                 f"{missing[0]!r}. Exclude them with `send`."

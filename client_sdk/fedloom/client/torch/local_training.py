@@ -18,12 +18,12 @@ from fedloom.client.torch.precision import PLAIN, How, Precision
 from fedloom.client.torch.rules.own_model import Mine
 from fedloom.client.torch.rules.step_count import StepCount, step_count
 from fedloom.client.torch.schedules import Scheduled
-from fedloom.client.torch.steps import Stepper
+from fedloom.client.torch.steps import Stepper, check_step
 from fedloom.client.torch.stopping import TorchStopRule
 from fedloom.client.torch.training_state import Saving, Stateful, can_save
 from fedloom.client.training.checkpoints import Checkpoints
 from fedloom.client.training.client_rule import RuleContext
-from fedloom.client.training.length import Report, num_steps, silent
+from fedloom.client.training.length import Report, silent
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import ClientRule, Plain, RoundSettings
 
@@ -141,11 +141,13 @@ def _fit(  # noqa: PLR0917 - all parts of a training
 ) -> loop.MetricSums:
     settings = asked.settings
     trainable = [param for param in module.parameters() if param.requires_grad]
-    stopping = TorchStopRule(settings, len(data), asked.should_stop, asked.most_steps, asked.report)
+    per_epoch = data.per_epoch(settings.batch_size)
+    stopping = TorchStopRule(settings, per_epoch, asked.should_stop, asked.most_steps, asked.report)
     varies = how.schedule is not None
 
     def build() -> tuple[Stepper, StepCount]:
         made = optimizer(trainable, lr=settings.learning_rate)
+        check_step(made)
         return made, step_count(
             made, asked.rule, asked.local, settings.learning_rate, varies=varies
         )
@@ -155,7 +157,7 @@ def _fit(  # noqa: PLR0917 - all parts of a training
     precision = Precision(how.precision, loop.device_of(module).type)
     schedule = None
     if how.schedule is not None:
-        schedule = Scheduled(stepper, how.schedule, num_steps(len(data), settings))
+        schedule = Scheduled(stepper, how.schedule, stopping.wanted)
     after = None if schedule is None else schedule.step
     totals, done = loop.MetricSums(), 0
     if saving is not None and can_save(stepper):

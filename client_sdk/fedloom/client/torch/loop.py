@@ -6,6 +6,7 @@ Invariant: on one thread, the same module, batches, seed and learning rate give 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -333,6 +334,11 @@ def _moved(x: Any, device: torch.device) -> Any:
         return x.to(device)
     if isinstance(x, dict):
         return {key: _moved(value, device) for key, value in x.items()}
+    if isinstance(x, tuple) and hasattr(x, "_fields"):  # a named one
+        return type(x)(*(_moved(value, device) for value in x))
     if isinstance(x, list | tuple):
         return [_moved(value, device) for value in x]
-    return x
+    if is_dataclass(x) and not isinstance(x, type):
+        moved = {each.name: _moved(getattr(x, each.name), device) for each in fields(x)}
+        return replace(x, **moved)
+    return x.to(device) if callable(getattr(x, "to", None)) else x

@@ -38,6 +38,32 @@ def parameters(
     return {name: array_of(value) for name, value in module.state_dict().items() if choose(name)}
 
 
+def twins(module: nn.Module) -> dict[str, str]:
+    """The further names of tied tensors, such as of an output layer with the embedding's weights.
+
+    Returns:
+        Further name → first name; both are in the module's `state_dict`.
+    """
+    first: dict[tuple[Any, ...], str] = {}
+    found = {}
+    for name, tensor in module.state_dict().items():
+        if tensor.numel() and tensor.data_ptr():
+            place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            if place in first:
+                found[name] = first[place]
+            first.setdefault(place, name)
+    return found
+
+
+def travelling(module: nn.Module) -> set[str]:
+    """Names of the tensors that a run's model has: tied ones once, and none of bool.
+
+    Tensors of bool have no mean, so they stay on the device.
+    """
+    state = module.state_dict()
+    return {name for name, each in state.items() if each.dtype != torch.bool} - twins(module).keys()
+
+
 def load(module: nn.Module, params: Mapping[str, NDArray[Any]], *, partial: bool = False) -> None:
     """Copy arrays into the parameters and buffers of the same names.
 
@@ -47,12 +73,12 @@ def load(module: nn.Module, params: Mapping[str, NDArray[Any]], *, partial: bool
         partial: allow missing tensors, which keep their values.
 
     Raises:
-        UsageError: an unknown or missing name, or another shape or kind of number. Then nothing is
-            copied.
+        UsageError: an unknown or missing name, another shape or kind of number, or two values of
+            tied tensors. Then nothing is copied.
     """
     state: dict[str, Tensor] = module.state_dict()
     unknown = sorted(params.keys() - state.keys())
-    missing = [] if partial else sorted(state.keys() - params.keys())
+    missing = [] if partial else sorted(travelling(module) - params.keys())
     if unknown or missing:
         raise UsageError(
             f"Expected the tensors of {type(module).__name__}, "
@@ -61,6 +87,8 @@ def load(module: nn.Module, params: Mapping[str, NDArray[Any]], *, partial: bool
         )
     for name, array in params.items():
         _check(name, state[name], array)
+    for name, first in twins(module).items():
+        _check_tied(first, name, params)
     for name, array in params.items():
         _copy(state[name], array)
 
@@ -110,6 +138,14 @@ def _check(name: str, target: Tensor, array: NDArray[Any]) -> None:
     kind = "f" if target.is_floating_point() else "b" if target.dtype == torch.bool else "iu"
     if array.dtype.kind not in kind:
         raise UsageError(f"Expected {target.dtype} for {name!r}, got {array.dtype}.")
+
+
+def _check_tied(first: str, name: str, params: Mapping[str, NDArray[Any]]) -> None:
+    if first in params and name in params and not np.array_equal(params[first], params[name]):
+        raise UsageError(
+            f"Expected equal values of {first!r} and {name!r}, which are one tensor of this model, "
+            "got two. Start the run from a model that has it once, as TorchClient.initial() does."
+        )
 
 
 def _some(names: list[str]) -> str:

@@ -1,10 +1,13 @@
 """The interface of optimizers, and plain gradient descent."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+
+from fedloom.protocol.errors import UsageError
 
 Correction = Callable[[], None]
 """Changes gradients before the optimizer uses them."""
@@ -29,6 +32,25 @@ class MakeOptimizer(Protocol):
 
     def __call__(self, params: Iterable[nn.Parameter], /, *, lr: float) -> Stepper:
         """Create the optimizer of these parameters with this learning rate."""
+
+
+def check_step(stepper: Stepper) -> None:
+    """Check that an optimizer needs no closure.
+
+    Raises:
+        UsageError: it computes the loss several times in a step.
+    """
+    needed = [
+        name
+        for name, each in inspect.signature(stepper.step).parameters.items()
+        if each.default is each.empty and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
+    ]
+    if needed:
+        raise UsageError(
+            f"Expected an optimizer whose step() needs no argument, got {type(stepper).__name__}, "
+            f"which needs {', '.join(needed)}: it computes the loss several times in a step. Use "
+            "another, such as torch.optim.Adam."
+        )
 
 
 class SGD:

@@ -22,26 +22,24 @@ def never() -> bool:
     return False
 
 
-def num_batches(
-    num_examples: int, *, epochs: int | None, steps: int | None, batch_size: int
-) -> int:
-    """The number of batches in a local training.
+def batches_of(num_examples: int, batch_size: int) -> int:
+    """The number of batches in an epoch.
 
     Args:
         num_examples: at least 1.
-        epochs: passes over the examples; None if `steps` is set.
-        steps: number of batches; takes precedence.
         batch_size: 0 for every example in one batch.
     """
-    per_epoch = -(-num_examples // batch_size) if batch_size else 1
-    return steps if steps is not None else (epochs or 0) * per_epoch
+    return -(-num_examples // batch_size) if batch_size else 1
+
+
+def steps_of(per_epoch: int, settings: RoundSettings) -> int:
+    """The number of batches in a round's local training, of the batches in an epoch."""
+    return settings.steps if settings.steps is not None else (settings.epochs or 0) * per_epoch
 
 
 def num_steps(num_examples: int, settings: RoundSettings) -> int:
-    """The number of batches in a round's local training; see `num_batches`."""
-    return num_batches(
-        num_examples, epochs=settings.epochs, steps=settings.steps, batch_size=settings.batch_size
-    )
+    """The number of batches in a round's local training, of the examples in an epoch."""
+    return steps_of(batches_of(num_examples, settings.batch_size), settings)
 
 
 class StopRule:
@@ -49,19 +47,20 @@ class StopRule:
 
     Args:
         settings: with `patience` and `time_budget_s`.
-        num_examples: trained on in an epoch.
+        per_epoch: batches in an epoch.
         asked: returns whether the training was asked to stop.
         most_steps: steps that the time budget allows, instead of a clock; 0: use the clock.
         report: called after each step.
 
     Attributes:
         epoch: steps in an epoch.
+        wanted: steps in the whole training.
     """
 
     def __init__(
         self,
         settings: RoundSettings,
-        num_examples: int,
+        per_epoch: int,
         asked: Callable[[], bool] = never,
         most_steps: int = 0,
         report: Report = silent,
@@ -71,8 +70,9 @@ class StopRule:
         self._ends_at = None if budget_s is None else time.monotonic() + budget_s
         self._asked = asked
         self._patience = settings.patience
-        self.epoch = num_batches(num_examples, epochs=1, steps=None, batch_size=settings.batch_size)
-        self._wanted = most_steps or num_steps(num_examples, settings)
+        self.epoch = per_epoch
+        self.wanted = steps_of(per_epoch, settings)
+        self._most = most_steps or self.wanted
         self._report = report
         self._steps = 0
         self._sum: Any = 0.0
@@ -95,7 +95,7 @@ class StopRule:
             size: of the batch.
         """
         self._steps += 1
-        self._report((self._steps, self._wanted), loss)
+        self._report((self._steps, self._most), loss)
         if self._patience is None:
             return
         self._sum = self._sum + self._exact(loss) * size

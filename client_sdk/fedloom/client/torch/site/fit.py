@@ -122,7 +122,7 @@ def fit(  # noqa: PLR0917 - as `loop.fit`
     looked = False
     device = loop.device_of(module)
     trained = [param for param in module.parameters() if param.requires_grad]
-    _check_as_many(len(data), group)
+    _check_shared(data, group)
     module.train()
     with group.speaking():
         parallel = _parallel(module, device)
@@ -181,8 +181,15 @@ def _loss_sum(made: tuple[object, Tensor, Tensor] | None, share: Share) -> float
     return 0.0 if made is None or not share.size else float(made[2].detach()) * share.size
 
 
-def _check_as_many(num_examples: int, group: SiteGroup) -> None:
-    """Check that every rank has the same number of examples; growing data may differ."""
+def _check_shared(data: batches.ExampleSource, group: SiteGroup) -> None:
+    """Check that ranks can share the examples, and have as many; growing data may differ."""
+    if not data.is_drawn_here:
+        raise UsageError(
+            "Expected the data set, or a loader with shuffle=True alone, on a site of "
+            f"{group.size} processes, which share its examples; got a loader with a sampler, "
+            "drop_last or workers of its own."
+        )
+    num_examples = len(data)
     total, squares = group.sums([num_examples, num_examples**2])
     if total**2 != group.size * squares:  # the same on every rank
         group.agree(
