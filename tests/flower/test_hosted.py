@@ -17,6 +17,7 @@ from fedloom.server.flower.whole import Reply
 from fedloom.server.planning import spec
 from fedloom.strategies import STRATEGIES, reduced
 from fedloom.strategies.robust.updates import ArrayUpdates
+from fedloom.strategies.state import state_from_arrays, state_to_arrays
 from support.flower import Here
 
 SHAPES = {"w": (6, 5), "b": (7,)}
@@ -67,15 +68,22 @@ def trained(model, number):
         )
 
 
-def made(make):
+def made(make, **config):
     """A strategy of the class that `register` makes, for a given Flower strategy."""
-    return type("Made", (hosted.Hosted,), {"__slots__": (), "load": staticmethod(make)})()
+    kind = type("Made", (hosted.Hosted,), {"__slots__": (), "load": staticmethod(make)})
+    return kind(config=config)
 
 
-def ours(strategy, rounds=ROUNDS):
-    """Rounds like on the server; the state is converted to arrays and back."""
+def ours(strategy, rounds=ROUNDS, asked=None):
+    """Rounds like on the server; the state is converted to arrays and back.
+
+    `asked` collects what clients get in each round.
+    """
     model, state = dict(MODEL), strategy.init(MODEL)
     for number in range(1, rounds + 1):
+        state = state_from_arrays(state_to_arrays(state))
+        if asked is not None:
+            asked.append(dict(strategy.asks(state)))
         deltas = {
             client: {n: new[n] - model[n] for n in model} for client, new in trained(model, number)
         }
@@ -185,14 +193,130 @@ def test_memory_is_restored():
     assert np.array_equal(other.noise["a/b"], np.arange(2))
 
 
+class Halving(newer.FedAvg):
+    """Halves the learning rate in every third round, in the config that it is given."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        if server_round % 3 == 0:
+            config["lr"] *= 0.5
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+class Counting(newer.FedAvg):
+    """Sends the norm of its last model, which is in its memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = 0.0
+
+    def configure_train(self, server_round, arrays, config, grid):
+        return super().configure_train(
+            server_round, arrays, ConfigRecord({**config, "norm": self.norm}), grid
+        )
+
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        self.norm = float(sum(np.abs(array.numpy()).sum() for array in arrays.values()))
+        return arrays, metrics
+
+
+def late(number):
+    return {"lr": 0.1} if number < 3 else {"lr": 0.01, "epochs": number}
+
+
+TELLING = {
+    "a changed config": Halving,
+    "a value from its memory": Counting,
+    "FedProx": lambda: newer.FedProx(proximal_mu=0.1),
+}
+
+
+def told_by_flower(strategy, rounds, config):
+    """What Flower's loop sends to clients in each round, of the newer API."""
+    model, record, found = dict(MODEL), ConfigRecord(config), []
+    for number in range(1, rounds + 1):
+        arrays = ArrayRecord({n: Array(v) for n, v in model.items()})
+        messages = list(strategy.configure_train(number, arrays, record, Here(None, 5, {})))
+        found.append(dict(messages[0].content["config"]))
+        replies = [
+            talk._message(place, number, _reply(client, new), "num-examples", ())
+            for place, (client, new) in enumerate(trained(model, number), 2)
+        ]
+        arrays, _ = strategy.aggregate_train(number, replies)
+        model = {n: arrays[n].numpy() for n in model}
+    return found
+
+
+@pytest.mark.parametrize("kind", TELLING)
+def test_clients_get_what_flower_would_send_them_in_each_round(kind):
+    """In addition to the run's config, and with memory that is converted to arrays and back."""
+    config, asked = {"lr": 0.8, "batch": 16}, []
+    ours(made(TELLING[kind], **config), rounds=8, asked=asked)
+    theirs = told_by_flower(TELLING[kind](), 8, config)
+    for number, (here, there) in enumerate(zip(asked, theirs, strict=True), 1):
+        assert {**config, **here, "server-round": number} == pytest.approx(there, rel=1e-12)
+
+
+def test_values_of_later_rounds_of_the_older_api_reach_clients():
+    """They were dropped."""
+    asked = []
+    ours(made(lambda: older.FedAvg(on_fit_config_fn=late), lr=0.1), rounds=4, asked=asked)
+    assert asked == [{}, {}, {"lr": 0.01, "epochs": 3}, {"lr": 0.01, "epochs": 4}]
+
+
+def test_values_for_evaluation_reach_clients_too():
+    asked = []
+    make = lambda: older.FedAvg(on_evaluate_config_fn=lambda _: {"batches": 4})  # noqa: E731
+    ours(made(make), rounds=1, asked=asked)
+    assert asked == [{"batches": 4}]
+
+
+class Favouring(newer.FedAvg):
+    def configure_train(self, server_round, arrays, config, grid):
+        for place, message in enumerate(
+            super().configure_train(server_round, arrays, config, grid)
+        ):
+            message.content["config"] = ConfigRecord({"place": place})
+            yield message
+
+
+class Rescaling(newer.FedAvg):
+    def configure_train(self, server_round, arrays, config, grid):
+        halved = ArrayRecord({n: Array(a.numpy() / 2) for n, a in arrays.items()})
+        return super().configure_train(server_round, halved, config, grid)
+
+
+class Late(newer.FedAvg):
+    def configure_train(self, server_round, arrays, config, grid):
+        if server_round == 5:
+            config["momentum"] *= 0.5
+        return super().configure_train(server_round, arrays, config, grid)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: newer.FedProx(proximal_mu=0.1), "proximal-mu"),
+        (Favouring, "different values in round 1"),
+        (Rescaling, "other arrays than the model in round 1"),
+        (Late, r"failed to configure round 5: KeyError: 'momentum'.*\[config\], and lr"),
+        (lambda: older.FedAvg(on_fit_config_fn=lambda _: {"lr": [0.1, 0.2]}), "lr.*a list"),
+        (lambda: older.FedAvg(on_fit_config_fn=lambda n: {"x": b"1"} if n > 60 else {}),
+         "x in round 61, a bytes"),
+        (lambda: older.FedAvg(on_fit_config_fn=lambda _: {"n": 1},
+                              on_evaluate_config_fn=lambda _: {"n": 2}), "two values of n"),
+    ],
+)  # fmt: skip
+def test_what_clients_cannot_get_is_refused_at_submission(make, message):
+    with pytest.raises(UsageError, match=message):
+        made(make, lr=0.1).init(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
         (newer.FedXgbBagging, "trees"),
         (lambda: newer.DifferentialPrivacyServerSideFixedClipping(newer.FedAvg(), 1.0, 1.0, 2),
          r"\[privacy\]"),
-        (lambda: older.FedAvg(on_fit_config_fn=lambda _: {"lr": 0.1}), "lr"),
         (lambda: 5, "got a int"),
     ],
 )  # fmt: skip

@@ -56,6 +56,9 @@ class Strategy(Protocol):
     def sends(self, state: State) -> dict[str, Params]:
         """Return the slots that clients get beside the model, by slot and tensor."""
 
+    def asks(self, state: State) -> Mapping[str, bool | int | float | str]:
+        """Return values for clients' code in the next round, in addition to the run's config."""
+
     def init(self, model: Params, seed: int = 0) -> State:
         """Return the state before the first round."""
 
@@ -129,6 +132,10 @@ class ServerOptimizer:
     def sends(self, state: State) -> dict[str, Params]:
         """Return the slots that clients get beside the model; see `Strategy.sends`."""
         return {slot: state.slots.get(slot, {}) for slot in self.broadcasts}
+
+    def asks(self, state: State) -> Mapping[str, bool | int | float | str]:  # noqa: ARG002 - the protocol's
+        """Return nothing; see `Strategy.asks`."""
+        return {}
 
     def own_rule(self) -> ClientRule | None:
         """Return the client rule of the optimizer, or None if any rule fits."""

@@ -5,6 +5,7 @@ are in `__init__.pyi` of the package.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
+from inspect import signature
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from fedloom.strategies.aggregation import Aggregation
@@ -31,7 +32,7 @@ _HALVES: Final[MutableMapping[str, Callable[..., ClientRule]]] = Registry(
     "fedloom.strategies", "own rule"
 )
 """Client rules of the strategies of the same names; a run file cannot choose them alone."""
-_PARTS: Final = ("rule", "aggregation")
+_PARTS: Final = ("rule", "aggregation", "config")
 """Fields of strategies that are not settings."""
 
 SELECTIONS: Final[MutableMapping[str, Callable[..., "Selection"]]] = Registry(
@@ -45,6 +46,7 @@ def strategy(
     *,
     rule: ClientRule | None = None,
     aggregation: Aggregation | None = None,
+    config: Mapping[str, object] | None = None,
     table: str = "",
 ) -> "Strategy":
     """Return the strategy of this name.
@@ -57,6 +59,7 @@ def strategy(
         settings: its dataclass's fields; the others have their defaults.
         rule: of local training; plain by default.
         aggregation: of updates; the mean by default.
+        config: of the run, for strategies that pass it on, whose field it is.
         table: of the settings, for messages.
 
     Raises:
@@ -64,9 +67,12 @@ def strategy(
         ValueError: the name or a setting is unknown, missing, or out of range, or the parts are
             incompatible.
     """
-    parts = {"rule": rule, "aggregation": aggregation}
+    build = lookup("a strategy", name, STRATEGIES)
+    parts: dict[str, object] = {"rule": rule, "aggregation": aggregation}
+    if "config" in signature(build).parameters:
+        parts["config"] = config
     chosen = {part: value for part, value in parts.items() if value is not None}
-    return _build(lookup("a strategy", name, STRATEGIES), name, settings, table, **chosen)
+    return _build(build, name, settings, table, **chosen)
 
 
 def client_rule(

@@ -93,6 +93,7 @@ def performed(task):
     return PASSED[True], PASSED[False], train.reads + held_out.reads
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", RoundKind)
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: "-".join(part).replace(" ", "_"))
 def test_passes_are_those_of_a_client(part, kind):

@@ -130,6 +130,7 @@ def test_poisson_rounds_are_within_their_claim(probability, rounds, others):
             assert stated == 0 or delta(with_, without, noise, rounds, 0.98 * stated) > DELTA
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("goal", "population", "noise"), [(2, 10, 2.0), (20, 1000, 6.0)])
 def test_a_draw_that_displaces_clients_would_not_be_within_the_claim(goal, population, noise):
     """A binomial number, then a uniform subset of all who are present: an added client displaces.
@@ -228,6 +229,7 @@ def bands_moved(rounds, **table):
     return sensitivity_of_bands(settings, factor(settings.num_bands, rounds), rounds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("noise", [1.0, 4.0, 20.0])
 @pytest.mark.parametrize("rounds", [1, 7, 16, 50])
 def test_unsampled_mechanisms_are_within_their_claim(noise, rounds):

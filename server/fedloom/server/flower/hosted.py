@@ -4,11 +4,15 @@ The operator names the code in `server.toml`, and a run selects it by `name = "f
 users who submit runs cannot make the server import other code. Each round uses a fresh copy with
 the memory of the last committed round, so a restarted server repeats a round with the same result.
 
+Values that the strategy sends to clients in a round become part of that round's task. A strategy
+may also change the config that it gets, from round to round; that is kept with its memory.
+
 Invariants: replies are in the order of the clients' names; a round's result depends only on the
 model, the updates, and the memory of earlier rounds.
 """
 
 import copy
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +42,11 @@ from fedloom.strategies import (
 log = logging.getLogger(__name__)
 
 PREFIX: Final = "flower:"
+_GIVEN: Final = "config:given"
+"""The slot of the config that the strategy gets in the next round, if it differs from the run's."""
+_TOLD: Final = "config:told"
+"""The slot of the values that clients get in the next round."""
+_VALUE: Final = "json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +56,7 @@ class Hosted:
     Attributes:
         rule: the client rule.
         aggregation: must be the default: the Flower strategy aggregates.
+        config: of the run, which the strategy gets in the first round.
 
     Raises:
         ValueError: it is not a Flower strategy, or is not supported.
@@ -54,6 +64,7 @@ class Hosted:
 
     rule: ClientRule = field(default_factory=Plain)
     aggregation: Any = field(default_factory=Whole)
+    config: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     load: ClassVar[Callable[[], Any]]
     weightings: ClassVar[tuple[str, ...]] = ("examples", "client", "uniform")
@@ -82,9 +93,31 @@ class Hosted:
         """Return nothing: clients get only the model."""
         return {}
 
+    def asks(self, state: State) -> Mapping[str, bool | int | float | str]:
+        """Return the values that the strategy sends to clients in the next round."""
+        return _read(state, _TOLD) or {}
+
     def init(self, model: Params, seed: int = 0) -> State:  # noqa: ARG002 - the protocol's
-        """Return the state before the first round."""
-        return State()
+        """Return the state before the first round.
+
+        Raises:
+            UsageError: the strategy cannot configure its rounds, or sends what clients cannot get.
+        """
+        from fedloom.server.flower import talk  # noqa: PLC0415 - flwr
+
+        fresh = type(self).load()
+        talk.try_rounds(copy.deepcopy(fresh), model, self.config)
+        return State(slots=self._next(fresh, 1, model, self.config))
+
+    def _next(
+        self, strategy: Any, number: int, model: Params, given: Mapping[str, Any]
+    ) -> dict[str, Params]:
+        """The slots of the next round's config."""
+        from fedloom.server.flower import talk  # noqa: PLC0415 - flwr
+
+        told = talk.told(copy.deepcopy(strategy), number, model, dict(given), self.config)
+        slots = {_TOLD: told, _GIVEN: {} if given == self.config else given}
+        return {name: {_VALUE: _written(values)} for name, values in slots.items() if values}
 
     def finish(
         self, state: State, model: Params, means: Means
@@ -102,11 +135,12 @@ class Hosted:
         round_number = state.step + 1
         fresh = type(self).load()
         strategy = copy.deepcopy(fresh)
-        memory.restore(strategy, state.slots)
+        memory.restore(strategy, {n: s for n, s in state.slots.items() if n not in {_GIVEN, _TOLD}})
+        given = dict(_read(state, _GIVEN) or self.config)
         names = [name for name in model if (DELTA, name) in means.specs]
         held = {name: np.array(model[name]) for name in names}
         replies = replies_of(means.updates, held)
-        values = talk.aggregated(strategy, round_number, held, replies)
+        values = talk.aggregated(strategy, round_number, held, replies, given)
         if values is None:
             raise TooFewUpdatesError(
                 f"The strategy {type(strategy).__name__} returned no model for {len(replies)} "
@@ -118,8 +152,20 @@ class Hosted:
                 "round %d: %s loses %s after the round: only arrays and numbers are kept",
                 round_number, type(strategy).__name__, ", ".join(lost),
             )  # fmt: skip
-        new = {name: _fitted(name, values, model[name]) for name in names}
-        return {**model, **new}, State(step=round_number, slots=slots)
+        new = {**model, **{name: _fitted(name, values, model[name]) for name in names}}
+        after = copy.deepcopy(fresh)
+        memory.restore(after, slots)
+        slots |= self._next(after, round_number + 1, new, given)
+        return new, State(step=round_number, slots=slots)
+
+
+def _written(values: Mapping[str, Any]) -> NDArray[np.uint8]:
+    return np.frombuffer(json.dumps(dict(values)).encode(), np.uint8)
+
+
+def _read(state: State, slot: str) -> dict[str, Any]:
+    found = state.slots.get(slot)
+    return {} if found is None else json.loads(np.asarray(found[_VALUE], np.uint8).tobytes())
 
 
 def _fitted(name: str, values: Params, old: NDArray[Any]) -> NDArray[Any]:

@@ -1,11 +1,9 @@
 """Calls of a Flower strategy, by the newer API (messages) and the older one (`FitRes`).
 
-A strategy first configures the round, as in Flower, because some keep the model then. Values that
-it would send to clients in addition to the model do not reach them, so a strategy that sends any is
-refused when it is loaded.
+A strategy first configures the round, as in Flower, because some keep the model then, and because
+it may send clients values in addition to the model.
 """
 
-import copy
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +28,12 @@ if TYPE_CHECKING:
     from fedloom.server.flower.whole import Reply
 
 SERVER: Final = 1
-_TOLD: Final = frozenset({"server-round", "server_round", "current_round"})
+TRIED: Final = 100
+"""Rounds that a strategy configures on trial, so that errors of later ones show at submission."""
+_TYPES: Final = (bool, int, float, str)
+"""What a task's config can hold."""
+_KNOWN: Final = frozenset({"server-round", "server_round", "current_round"})
+"""Values that every client gets."""
 _ELSEWHERE: Final = {
     "DifferentialPrivacy": "differential privacy is this server's own: [privacy]",
     "DPFedAvg": "differential privacy is this server's own: [privacy]",
@@ -57,30 +60,69 @@ def checked(found: Any, code: str) -> Any:
         for start, why in _ELSEWHERE.items():
             if kind.__name__.startswith(start):
                 raise UsageError(f"{kind.__name__} is not supported: {why}.")
-    told = _told(copy.deepcopy(found)) - _TOLD
-    if told:
-        raise UsageError(
-            f"{type(found).__name__} sends clients {', '.join(sorted(told))}, but clients get only "
-            "the model. Put these values into the run's [config] instead."
-        )
     return found
 
 
-def _told(strategy: Any) -> set[str]:
-    """Names of the values that a strategy would send to clients."""
-    trial = {"0": np.zeros(1)}
+def try_rounds(strategy: Any, model: Params, config: Mapping[str, Any]) -> None:
+    """Configure the first rounds on trial.
+
+    Args:
+        strategy: is changed by the call.
+        model: of the run.
+        config: of the run.
+
+    Raises:
+        UsageError: a round fails, or sends clients what they cannot get.
+    """
+    given = dict(config)
+    for number in range(1, TRIED + 1):
+        told(strategy, number, model, given, config)
+
+
+def told(
+    strategy: Any, number: int, model: Params, given: dict[str, Any], config: Mapping[str, Any]
+) -> dict[str, bool | int | float | str]:
+    """The values that a strategy sends to clients in a round, other than the run's own.
+
+    Args:
+        strategy: is changed by the call.
+        number: of the round, from 1.
+        model: that the clients receive.
+        given: the config that the strategy gets; it may change it.
+        config: of the run, which clients get anyway.
+
+    Raises:
+        UsageError: it fails, or sends clients what they cannot get.
+    """
+    name = type(strategy).__name__
     try:
-        with _as_server(1):
-            return _configured(strategy, 1, trial, 2)
+        with _as_server(number):
+            found = _configure(strategy, number, model, 2, given)
+            beside = _evaluation(strategy, number, model, dict(given))
+    except UsageError:
+        raise
     except Exception as error:  # any error of the strategy
         raise UsageError(
-            f"{type(strategy).__name__} failed to configure a round: {type(error).__name__}: "
-            f"{error}"
+            f"{name} failed to configure round {number}: {type(error).__name__}: {error}. It gets "
+            "the run's [config], and lr."
         ) from error
+    if twice := [key for key in found.keys() & beside.keys() if found[key] != beside[key]]:
+        raise UsageError(
+            f"{name} sends clients two values of {min(twice)} in round {number}, to train and to "
+            "evaluate, but they get one: use two names."
+        )
+    found |= beside
+    for key, value in found.items():
+        if not isinstance(value, _TYPES):
+            raise UsageError(
+                f"{name} sends clients {key} in round {number}, a {type(value).__name__}, but they "
+                "can get numbers, text, true and false."
+            )
+    return {key: value for key, value in found.items() if config.get(key) != value}
 
 
 def aggregated(
-    strategy: Any, number: int, model: Params, replies: Sequence["Reply"]
+    strategy: Any, number: int, model: Params, replies: Sequence["Reply"], given: dict[str, Any]
 ) -> Params | None:
     """The model that a strategy computes from a round's replies; None if it returns none.
 
@@ -89,12 +131,13 @@ def aggregated(
         number: of the round, from 1.
         model: that the clients received.
         replies: in the order of the clients' names.
+        given: the config that the strategy gets; it may change it for later rounds.
 
     Raises:
         TooFewUpdatesError: the strategy does not accept the replies.
     """
     with _as_server(number):
-        _configured(strategy, number, model, len(replies))
+        _configure(strategy, number, model, len(replies), given)
         if isinstance(strategy, Older):
             return _by_older(strategy, number, model, replies)
         shared = set.intersection(*(set(reply.metrics) for reply in replies))
@@ -130,8 +173,14 @@ def _by_older(
     return dict(zip(model, parameters_to_ndarrays(parameters), strict=True))
 
 
-def _configured(strategy: Any, number: int, model: Params, count: int) -> set[str]:
-    """Configure a round on a model; returns the names of values for clients."""
+def _configure(
+    strategy: Any, number: int, model: Params, count: int, given: dict[str, Any]
+) -> dict[str, Any]:
+    """Configure a round on a model; returns the values for clients, and updates `given`.
+
+    Raises:
+        UsageError: clients would get other models, or different values.
+    """
     if isinstance(strategy, Older):
         arrays = [np.array(value) for value in model.values()]
         parameters = ndarrays_to_parameters(arrays)
@@ -140,15 +189,54 @@ def _configured(strategy: Any, number: int, model: Params, count: int) -> set[st
         if getattr(strategy, "initial_parameters", None) is not None:
             strategy.initial_parameters = parameters
         asked = strategy.configure_fit(number, parameters, _Clients(count))
-        return {name for _, instructions in asked for name in instructions.config}
+        return _common(
+            strategy, number, [(fit.parameters == parameters, fit.config) for _, fit in asked]
+        )
     record = ArrayRecord({name: Array(np.array(value)) for name, value in model.items()})
-    messages = strategy.configure_train(number, record, ConfigRecord(), _Nodes(strategy, count))
-    return {
-        name
-        for message in messages
-        for config in message.content.config_records.values()
-        for name in config
-    }
+    config = ConfigRecord(dict(given))
+    messages = strategy.configure_train(number, record, config, _Nodes(strategy, count))
+    found = _common(strategy, number, [_content(each, record) for each in messages])
+    given.clear()
+    given.update((name, value) for name, value in config.items() if name not in _KNOWN)
+    return found
+
+
+def _evaluation(strategy: Any, number: int, model: Params, given: dict[str, Any]) -> dict[str, Any]:
+    """The values for clients that evaluate."""
+    if isinstance(strategy, Older):
+        parameters = ndarrays_to_parameters([np.array(value) for value in model.values()])
+        asked = strategy.configure_evaluate(number, parameters, _Clients(2))
+        return _common(strategy, number, [(True, each.config) for _, each in asked])
+    record = ArrayRecord({name: Array(np.array(value)) for name, value in model.items()})
+    config = ConfigRecord(given)
+    messages = strategy.configure_evaluate(number, record, config, _Nodes(strategy, 2))
+    return _common(strategy, number, [_content(each, record) for each in messages])
+
+
+def _content(message: Any, record: ArrayRecord) -> tuple[bool, dict[str, Any]]:
+    """Whether a message has the round's model alone, and its config."""
+    arrays = list(message.content.array_records.values())
+    configs = message.content.config_records.values()
+    values = {name: value for config in configs for name, value in config.items()}
+    return arrays == [record], values
+
+
+def _common(
+    strategy: Any, number: int, asked: Sequence[tuple[bool, Mapping[str, Any]]]
+) -> dict[str, Any]:
+    """The config that all clients get."""
+    name = type(strategy).__name__
+    if not all(same for same, _ in asked):
+        raise UsageError(
+            f"{name} sends clients other arrays than the model in round {number}, but they get the "
+            "model alone."
+        )
+    found = [{n: v for n, v in config.items() if n not in _KNOWN} for _, config in asked]
+    if any(config != found[0] for config in found):
+        raise UsageError(
+            f"{name} sends clients different values in round {number}, but all get the same."
+        )
+    return found[0] if found else {}
 
 
 class _Nodes:

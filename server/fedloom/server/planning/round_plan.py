@@ -97,6 +97,7 @@ def task_of(plan: RoundPlan) -> TaskDescription:
         model=plan.given,
         differences=note.differences,
         received=note.sent if asked.receives else None,
+        config={**asked.config, **note.config},
         bounds=UpdateBounds(
             max_abs=spec.max_abs, max_weight=spec.max_weight, max_bytes=plan.limits.max_bytes
         ),

@@ -169,8 +169,9 @@ class RunSpec:
             *named(self.aggregation, "aggregation"), table="aggregation"
         )
         return registry.strategy(
-            *named(self.strategy, "strategy"), rule=rule, aggregation=aggregation, table="strategy"
-        )
+            *named(self.strategy, "strategy"), rule=rule, aggregation=aggregation,
+            config={"lr": self.train.get("learning_rate", 0.0), **self.config}, table="strategy",
+        )  # fmt: skip
 
     def build_compression(self) -> Scheme | None:
         """The encoding of updates; None to send them unencoded."""

@@ -1,9 +1,9 @@
 """The ledger's note of a run's state: the files that belong to a model.
 
 The note is JSON: `step` and `arrays` of the strategy's state; `sent`, the file that clients get
-beside the model; `clip` of the next round in private runs; `noise`, a file for each round whose
-noise is kept; and `told` in runs that send encoded differences: the model that clients hold, and
-the differences that lead to it.
+beside the model; `clip` of the next round in private runs; `config`, which the strategy asks of
+clients in the next round; `noise`, a file for each round whose noise is kept; and `told` in runs
+that send encoded differences: the model that clients hold, and the differences that lead to it.
 """
 
 import json
@@ -23,6 +23,7 @@ class StateNote:
         arrays: digest of the strategy's slots; empty without slots.
         sent: file that clients get beside the model; None for nothing.
         clip: of the next round; None without [privacy].
+        config: for clients in the next round, in addition to the run's.
         noise: round → digest of its noise, for rounds whose noise is kept.
         held: the model that clients hold; None for the run's own.
         differences: that lead to `held`, oldest first.
@@ -32,6 +33,7 @@ class StateNote:
     arrays: str = ""
     sent: FileRef | None = None
     clip: float | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
     noise: Mapping[int, str] = field(default_factory=dict)
     held: FileRef | None = None
     differences: tuple[DifferenceRef, ...] = ()
@@ -46,6 +48,7 @@ class StateNote:
             arrays=found.get("arrays") or "",
             sent=_file(found.get("sent")),
             clip=found.get("clip"),
+            config=found.get("config") or {},
             noise=dict(found.get("noise", ())),
             held=_file(told.get("model")),
             differences=tuple(
@@ -63,6 +66,8 @@ class StateNote:
         }
         if self.clip is not None:
             values["clip"] = self.clip
+        if self.config:
+            values["config"] = dict(self.config)
         if self.noise:
             values["noise"] = sorted(self.noise.items())
         if self.held is not None:

@@ -20,7 +20,10 @@ def first_note(models: ModelStore, spec: RunSpec, model: str) -> str | None:
     if not state.slots:
         return None
     return StateNote(
-        step=state.step, arrays=_save_slots(models, state), sent=_save_sent(models, strategy, state)
+        step=state.step,
+        arrays=_save_slots(models, state),
+        sent=_save_sent(models, strategy, state),
+        config=strategy.asks(state),
     ).text()
 
 
@@ -63,6 +66,7 @@ def store(
         arrays=arrays,
         sent=sent,
         clip=clip(setup, state.strategy),
+        config=setup.strategy.asks(state.strategy),
         noise=noise,
         held=held,
         differences=differences,
