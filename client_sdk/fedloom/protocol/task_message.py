@@ -93,10 +93,10 @@ def for_client(
     return task
 
 
-def names(task: fleet_pb2.Task, digest: str) -> bool:
-    """Whether a client with this task may download a file: the model or a difference."""
-    differences = (each.difference.digest for each in task.differences)
-    return bool(digest) and digest in (task.received.digest, task.model.digest, *differences)
+def offered(task: fleet_pb2.Task) -> dict[str, int]:
+    """Return the files that a client with this task may download: bytes by digest."""
+    files = (task.received, task.model, *(each.difference for each in task.differences))
+    return {file.digest: file.size_bytes for file in files if file.digest}
 
 
 def _reference(file: FileRef | None) -> fleet_pb2.ModelRef | None:

@@ -59,6 +59,11 @@ class ServerConfig:
         doc="models or updates transferred at full speed at once, in each direction; others wait, "
         "in turn by client. Slow transfers have 64 times as many slots",
     )
+    extra_download_bytes_per_s: int = setting(
+        16 << 20,
+        doc="rate of downloads that no task needs, of all clients together, while a round is open; "
+        "bytes per second",
+    )
     max_model_bytes: int = setting(1 << 40, doc="largest model that a run may start from, bytes")
     keep_models: int = setting(
         100,
@@ -110,7 +115,10 @@ class ServerConfig:
         public = urlsplit(self.console_url)
         if self.console_url and (public.scheme not in ("http", "https") or not public.hostname):
             raise UsageError(f"Expected console_url as https://HOST, got {self.console_url!r}.")
-        for name in ("client_certificate_s", "max_fast_transfers", "max_model_bytes"):
+        for name in (
+            "client_certificate_s", "max_fast_transfers", "extra_download_bytes_per_s",
+            "max_model_bytes",
+        ):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise UsageError(f"Expected {name} > 0, got {getattr(self, name)}.")
         for name in ("keep_models", "late_renewal_s", "keep_audit_s"):

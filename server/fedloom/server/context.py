@@ -9,6 +9,7 @@ from fedloom.server.access.context import AccessContext
 from fedloom.server.config import ServerConfig
 from fedloom.server.event_hub import Hub
 from fedloom.server.fleet.context import FleetContext
+from fedloom.server.fleet.pacing import SharedRate
 from fedloom.server.fleet.refusal_log import RefusalLog
 from fedloom.server.fleet.sessions import Fleet
 from fedloom.server.fleet.transfer_slots import TransferSlots
@@ -81,6 +82,8 @@ def assemble(
         audit_log=audit_log,
         uploads=TransferSlots(places),
         downloads=TransferSlots(places, chunks=chunks),
+        extra_downloads=TransferSlots(places, chunks=chunks),
+        extra_rate=SharedRate(config.extra_download_bytes_per_s),
     )
     return ServerContext(
         storage=storage,

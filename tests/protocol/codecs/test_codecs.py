@@ -46,6 +46,7 @@ def stored(encoded, method):
     return {r: ArrayInfo(dtype or dtype_name(a.dtype), a.shape) for r, a in encoded.arrays.items()}
 
 
+@pytest.mark.long
 @BY_NAME
 @given(shape=st.lists(st.integers(1, 40), max_size=3).map(tuple), seed=st.integers(0, 9))
 def test_the_layout_is_that_of_the_encoding(method, shape, seed):
@@ -88,6 +89,7 @@ def of_arrays(arrays):
 shapes = st.tuples(st.integers(1, 40), st.integers(1, 60))
 
 
+@pytest.mark.long
 @BY_NAME
 @settings(max_examples=25, deadline=None)
 @given(shape=shapes, seed=st.integers(0, 2**64 - 1), step=st.integers(1, 700), data=st.data())
@@ -171,6 +173,7 @@ def test_quantisers_err_by_less_than_a_scale(name, size, seed, exponent, spread)
     assert (decoded[values == 0] == 0).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["int8", "int4", "bf16", "random_k"])
 def test_expectations_are_the_values(name):
     """The mean of 4000 encodings is within 5 standard errors of the values."""

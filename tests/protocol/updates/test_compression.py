@@ -103,6 +103,7 @@ def empty():
     return Partial({(DELTA, name): spec for name, spec in MANIFEST.specs.items()}, S)
 
 
+@pytest.mark.long
 @BY_NAME
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from fedloom.server.access.token_buckets import LONGEST_HOLD_S, Buckets
+from fedloom.server.access.token_buckets import LONGEST_HOLD_S, REFUSED_AFTER_S, Buckets
 from fedloom.server.fleet import pacing
-from fedloom.server.fleet.pacing import PeerPace, address_of
+from fedloom.server.fleet.pacing import PeerPace, SharedRate, address_of
+from support.modules import like
 
 
 def served(buckets, key, times):
@@ -62,44 +63,59 @@ def test_refused_peer_waits_and_others_do_not(monkeypatch):
     asyncio.run(scene())
 
 
-def test_a_peer_far_beyond_its_rate_waits_long_for_its_refusal(monkeypatch):
+@pytest.fixture
+def slept(monkeypatch):
+    """The seconds that each request waited; none is waited for."""
+    found = []
+
+    async def sleep(seconds):
+        found.append(seconds)
+
+    monkeypatch.setattr(pacing, "asyncio", like(asyncio, sleep=sleep))
+    return found
+
+
+def test_a_peer_far_beyond_its_rate_waits_long_for_its_refusal(slept):
     """Else 64 calls at a time on a connection would make 64 a second."""
-    monkeypatch.setattr(pacing, "REFUSED_AFTER_S", 2.5)
 
     async def scene():
         pace = PeerPace()
         pace.refusals = Buckets(burst=1, per_s=4.0)
-        clock = asyncio.get_running_loop().time
-        begun, waited = clock(), []
-
-        async def refused():
+        for _ in range(12):
             await pace.refusal("oak")
-            waited.append(clock() - begun)
-
-        await asyncio.gather(*(refused() for _ in range(8)))
-        # One is answered at once, four wait for their tokens, the others are far beyond.
-        assert waited[0] < 0.2 <= waited[1] <= waited[4] < 2.0
-        assert waited[5] >= 2.4
 
     asyncio.run(scene())
+    assert slept[:3] == pytest.approx([0.25, 0.5, 0.75], abs=0.24)
+    assert set(slept[-5:]) == {REFUSED_AFTER_S}
 
 
-@pytest.mark.long
-def test_streams_and_messages_are_counted_for_a_client_however_often_it_reconnects():
-    """A new stream does not begin with a full bucket."""
+def test_transfers_that_share_a_rate_wait_in_turn(slept):
+    """Each for its bytes and for those before it; time without transfers is not saved up."""
 
-    async def waits(count, client):
-        begun = asyncio.get_running_loop().time()
-        await count(client)
-        return asyncio.get_running_loop().time() - begun
+    async def scene():
+        rate = SharedRate(1000)
+        for size in (500, 250, 1000):
+            await rate.passed(size)
+
+    asyncio.run(scene())
+    assert slept == pytest.approx([0.5, 0.75, 1.75], abs=0.2)
+
+
+@pytest.mark.parametrize("kind", ["stream", "message"])
+def test_all_streams_of_a_client_have_one_bucket(slept, kind):
+    """A new stream does not begin with a full one; other clients are not affected."""
+
+    async def waits(pace, client):
+        before = sum(slept)
+        await getattr(pace, kind)(client)
+        return sum(slept) - before
 
     async def scene():
         pace = PeerPace()
-        pace.messages = Buckets(burst=2, per_s=5.0)
-        for count, served in ((pace.stream, 8), (pace.message, 2)):
-            found = [await waits(count, "oak") for _ in range(served + 1)]
-            assert max(found[:-1]) < 0.1 < found[-1] <= LONGEST_HOLD_S + 0.2
-            assert await waits(count, "elm") < 0.1
+        pace.messages = Buckets(burst=8, per_s=0.5)
+        assert [await waits(pace, "oak") for _ in range(8)] == [0.0] * 8
+        assert await waits(pace, "oak") > 0.5
+        assert await waits(pace, "elm") == 0.0
 
     asyncio.run(scene())
 

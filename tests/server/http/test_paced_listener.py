@@ -1,5 +1,6 @@
 """Connections beyond a rate wait, in the kernel or unread, and other addresses are served."""
 
+import asyncio
 import socket
 import time
 from contextlib import ExitStack
@@ -33,16 +34,14 @@ def answer(connection):
 
 @pytest.fixture
 def started(tmp_path, monkeypatch):
-    """Starts a server with limits; without limits, ends it."""
+    """Starts a server with limits."""
     with ExitStack() as stack:
 
         def start(**limits):
             stack.close()
             for name, limit in limits.items():
                 monkeypatch.setattr(paced_listener, name, limit)
-            if limits:
-                return stack.enter_context(Door(tmp_path / "state", console="127.0.0.1:0"))
-            return None
+            return stack.enter_context(Door(tmp_path / "state", console="127.0.0.1:0"))
 
         yield start
 
@@ -62,6 +61,7 @@ def test_an_address_beyond_its_rate_waits_and_others_do_not(started):
     assert time.monotonic() - begun >= 0.5
 
 
+@pytest.mark.long
 def test_an_address_far_beyond_its_rate_is_closed_late(started, monkeypatch):
     """None of its request is read, and it waited for that."""
     monkeypatch.setattr(token_buckets, "REFUSED_AFTER_S", 0.5)
@@ -82,12 +82,22 @@ def test_all_together_wait_in_the_kernel_and_are_served(started):
     assert time.monotonic() - begun >= 0.7
 
 
-def test_a_server_that_ends_closes_what_waits(started):
+def test_a_listener_that_ends_closes_what_waits(monkeypatch):
     """It does not wait for connections that it has not read."""
-    door = started(OF_NETWORK=(1, 0.1))
-    asking(door, "127.0.0.1").close()
-    waiting = asking(door, "127.0.0.1")
-    begun = time.monotonic()
-    started()
-    assert answer(waiting) == ""
-    assert time.monotonic() - begun < PATIENCE_S
+    monkeypatch.setattr(token_buckets, "REFUSED_AFTER_S", 3600.0)
+    monkeypatch.setattr(paced_listener, "OF_NETWORK", (1, 0.1))
+
+    async def scene():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            address = listener.getsockname()
+            paced = paced_listener.PacedListener(listener, asyncio.Protocol)
+            served, waiting = [await asyncio.open_connection(*address) for _ in range(2)]
+            await asyncio.sleep(0.1)  # both are accepted
+            paced.close()
+            await asyncio.wait_for(paced.wait_closed(), 10.0)
+            assert await waiting[0].read() == b""
+            for _, writer in (served, waiting):
+                writer.close()
+
+    asyncio.run(scene())

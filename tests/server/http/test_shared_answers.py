@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from fastapi import Response
 
 from fedloom.server.http.shared_answers import Answers
@@ -65,6 +66,7 @@ def test_changes_and_scopes_have_separate_answers():
     assert asyncio.run(story()) == [b"old", b"with buttons", b"old", b"new"]
 
 
+@pytest.mark.long
 def test_unrelated_change_keeps_the_answer(tmp_path):
     """A page of one run is rendered again only for that run, and at once."""
     with Door(tmp_path / "state") as door:

@@ -183,6 +183,7 @@ def test_model_is_written_in_blocks(door, tmp_path, monkeypatch):
     assert max(written) < model_routes.BLOCK_BYTES + (1 << 20)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("declared", [True, False])
 def test_model_over_the_limit_is_refused(tmp_path, declared):
     """By its declared length before it is sent, or as soon as it is exceeded."""
@@ -224,6 +225,7 @@ def _until(door, holds):
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reference", ["abc", "zzzz", "..%2F..%2Fpki%2Froot", "*" * 8, "0" * 65])
 def test_only_digests_name_models(door, reference):
     """No reference leaves the store's folder."""

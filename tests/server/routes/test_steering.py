@@ -183,14 +183,14 @@ def test_only_a_failed_round_raises_an_alert(tmp_path):
 
 
 def test_missing_extra_is_named(tmp_path, monkeypatch):
-    """Such as the accountant."""
+    """Such as the accountant; with settings of which no claim is known yet."""
 
     def missing():
         raise accounting.MissingAccountant(accounting.MISSING)
 
     monkeypatch.setattr(accounting, "library", missing)
     with Door(tmp_path / "state") as door:
-        private = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-3, "noise": "seed"}
+        private = {"clip": 1.0, "noise_multiplier": 1.0371, "delta": 1e-3, "noise": "seed"}
         spec = {**SPEC, "weighting": "uniform", "evaluate": False, "privacy": private}
         status, fault = door.ask("POST", "/runs/describe", {"spec": spec})
         assert (status, fault["error"]["kind"]) == (422, "usage")

@@ -74,10 +74,13 @@ class Waiting:
         self._held = 0
 
     async def passes(self, wait_s: float) -> bool:
-        """Wait; returns whether the request may be served. If not, it was made to wait for that.
+        """Wait for a token, or longer before a refusal.
 
         Args:
             wait_s: of `Buckets.take`.
+
+        Returns:
+            Whether the request may be served; if not, it is to be refused.
         """
         if wait_s <= 0:
             return True

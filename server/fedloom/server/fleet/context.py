@@ -7,7 +7,7 @@ from fedloom.server.access.audit_log import AuditLog
 from fedloom.server.config import ServerConfig
 from fedloom.server.event_hub import Hub
 from fedloom.server.fleet.last_seen import Presence
-from fedloom.server.fleet.pacing import PeerPace
+from fedloom.server.fleet.pacing import PeerPace, SharedRate
 from fedloom.server.fleet.refusal_log import RefusalLog
 from fedloom.server.fleet.sessions import Fleet
 from fedloom.server.fleet.transfer_slots import TransferSlots
@@ -31,7 +31,9 @@ class FleetContext(StorageContext):
         signing: signs what clients receive; None on plaintext loopback.
         audit_log: of enrolments, renewals and departures.
         uploads: transfer slots for updates.
-        downloads: transfer slots for models.
+        downloads: transfer slots for the files of clients' tasks.
+        extra_downloads: transfer slots for models that no task of the client needs.
+        extra_rate: of these, while a round is open.
     """
 
     config: ServerConfig
@@ -48,3 +50,5 @@ class FleetContext(StorageContext):
     audit_log: AuditLog
     uploads: TransferSlots
     downloads: TransferSlots
+    extra_downloads: TransferSlots
+    extra_rate: SharedRate

@@ -44,11 +44,15 @@ class Downloads:
                 Code.UNKNOWN_MODEL, f"Expected a model of this server, got {request.digest!r}."
             )
         path = server.models.path(request.digest)
-        session = server.fleet.get(call.client)
-        task = session.task if session else None
-        seen = server.records.downloading(task, call.client, resumed=request.offset > 0)
-        async with server.downloads.enter(call) as transfer:
-            if not await self._send(path, request.offset, context, transfer, seen):
+        seen, needed = self._runs.downloading(
+            call.client, request.digest, resumed=request.offset > 0
+        )
+        slots = server.downloads if needed else server.extra_downloads
+        async with slots.enter(call) as transfer:
+            whole = await self._send(
+                path, request.offset, context, transfer, seen, is_extra=not needed
+            )
+            if not whole:
                 # gRPC sends this after what is in flight, and holds that in memory until then: so
                 # it is counted now, and the transfer until its end.
                 transfer.give_up()
@@ -57,8 +61,9 @@ class Downloads:
                 await abort(context, refusal)
 
     async def _send(
-        self, path: Path, offset: int, context: Context, transfer: Transfer, seen: Record
-    ) -> bool:
+        self, path: Path, offset: int, context: Context, transfer: Transfer, seen: Record,
+        *, is_extra: bool,
+    ) -> bool:  # fmt: skip
         """Send a file from an offset on; False if the peer does not read."""
         sent = self._server.meters.sent
         try:
@@ -78,6 +83,8 @@ class Downloads:
                 seen.bytes_down += len(chunk)
                 sent.inc(len(chunk))
                 await transfer.passed(len(chunk), time.monotonic() - begun)
+                if is_extra and self._runs.open_rounds:
+                    await self._server.extra_rate.passed(len(chunk))
             seen.downloaded()
         except TimeoutError:
             return False

@@ -79,6 +79,24 @@ class PeerPace:
             self.held -= 1
 
 
+class SharedRate:
+    """A rate that transfers share; each waits in turn.
+
+    Args:
+        bytes_per_s: of all together.
+    """
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+
+    async def passed(self, size_bytes: int) -> None:
+        """Count bytes that were transferred, and wait for as long as they take at this rate."""
+        now = time.monotonic()
+        self._free_at = max(self._free_at, now) + size_bytes / self._bytes_per_s
+        await asyncio.sleep(self._free_at - now)
+
+
 def address_of(peer: str) -> str:
     """The address of a gRPC peer, as the key of a bucket; of IPv6 its /64.
 

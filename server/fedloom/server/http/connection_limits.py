@@ -16,8 +16,8 @@ MOST = 1 << 20
 RESERVED = 2048
 """Files kept for the console, models, updates and the ledger."""
 
-ENROLLING = 2048
-"""Connections to the enrolment port, where a silent one ends within ten seconds."""
+ENROLLING = 512
+"""Connections to the enrolment port: of strangers, each with 50 KiB, for ten seconds at most."""
 
 
 def raise_limit() -> int:
@@ -42,7 +42,7 @@ def places(files: int) -> tuple[int, int]:
     """Connections allowed on the fleet's and on the enrolment port, by the limit of open files.
 
     >>> places(65536), places(1024)
-    ((61440, 2048), (640, 128))
+    ((62976, 512), (640, 128))
     """
     reserved, enrolling = min(RESERVED, files // 4), min(ENROLLING, files // 8)
     return files - reserved - enrolling, enrolling

@@ -1,7 +1,7 @@
 """Accepts the connections of a listener at a bounded rate, in total and per address.
 
 A connection costs a peer little, and time of the event loop that also serves the fleet: a stranger
-that connected to the console and hung up, again and again, doubled the time of a round. So
+that asked the console for a page and hung up, again and again, made rounds 1.7 times as long. So
 connections beyond the total rate wait in the kernel, where they cost nothing. Those of one address
 beyond its own rate are accepted and wait unread; beyond a second of waiting they are closed, late.
 
@@ -20,7 +20,7 @@ from fedloom.server.access.token_buckets import Buckets, Waiting
 log = logging.getLogger(__name__)
 
 ALL = 128, 100.0
-"""Connections at once, and per second after that: with TLS a tenth to a fifth of a core."""
+"""Connections at once, and per second after that."""
 
 OF_NETWORK = 32, 50.0
 """The same for one address. Loopback is one too: a reverse proxy keeps its connections open."""

@@ -44,7 +44,8 @@ class ConsoleContext(StorageContext):
     Attributes:
         fleet: sessions of the connected clients.
         uploads: transfer slots for updates.
-        downloads: transfer slots for models.
+        downloads: transfer slots for the files of clients' tasks.
+        extra_downloads: transfer slots for models that no task needs.
         records: progress of the members of open rounds.
         refusals: refused calls, counted, and those that are not stored yet.
         log_ring: the latest lines of the log.
@@ -63,6 +64,7 @@ class ConsoleContext(StorageContext):
     fleet: Fleet
     uploads: TransferSlots
     downloads: TransferSlots
+    extra_downloads: TransferSlots
     records: Records
     refusals: RefusalLog
     live: Hub

@@ -59,13 +59,16 @@ def _of_server(context: ConsoleContext) -> Values:
         "ledger": context.in_ledger, "reader": context.in_reader, "fold": context.in_fold,
         "disk": context.in_disk, "access": access.in_access, "passwords": access.in_passwords,
     }  # fmt: skip
-    up, down = context.uploads, context.downloads
+    up, down = [context.uploads], [context.downloads, context.extra_downloads]
     return {
         "fedloom_server": [((__version__,), 1)],
         "fedloom_queue_depth": [((name,), thread.pending) for name, thread in queues.items()],
-        "fedloom_uploads": [((), up.busy)],
-        "fedloom_downloads": [((), down.busy)],
-        "fedloom_transfers_waiting": [(("up",), up.waiting), (("down",), down.waiting)],
+        "fedloom_uploads": [((), sum(each.busy for each in up))],
+        "fedloom_downloads": [((), sum(each.busy for each in down))],
+        "fedloom_transfers_waiting": [
+            ((way,), sum(each.waiting for each in slots))
+            for way, slots in (("up", up), ("down", down))
+        ],
         "fedloom_clients": [((state,), n) for state, n in states(context.fleet).items()],
         "fedloom_watchers": [((), len(context.live))],
     }

@@ -25,6 +25,7 @@ from fedloom.server.planning.privacy_budget import Bar, RunSpending
 from fedloom.server.planning.spec import parse
 from fedloom.server.planning.state_note import StateNote
 from fedloom.server.rounds.context import RoundsContext
+from fedloom.server.rounds.member_records import Record
 from fedloom.server.rounds.round_driver import RoundDriver
 from fedloom.server.rounds.run_driver import RunDriver
 from fedloom.server.rounds.state_files import first_note
@@ -173,10 +174,21 @@ class Runs:
             (driver.position.header_limit_bytes for driver in self._drivers.values()), default=0
         )
 
+    @property
+    def open_rounds(self) -> list[RoundDriver]:
+        """The open round of every run that has one."""
+        return [driver.round for driver in self._drivers.values() if driver.round is not None]
+
     def sends(self, digest: str) -> bool:
         """Whether an open round offers the file of this digest for download."""
-        rounds = [driver.round for driver in self._drivers.values()]
-        return any(each is not None and each.sends(digest) for each in rounds)
+        return any(each.sends(digest) for each in self.open_rounds)
+
+    def downloading(self, client: str, digest: str, *, resumed: bool) -> tuple[Record, bool]:
+        """A client downloads a file; returns the record that counts it, and whether it needs it."""
+        for driver in self.open_rounds:
+            if (found := driver.downloading(client, digest, resumed=resumed)) is not None:
+                return found
+        return Record(), False
 
     def round(self, key: tuple[str, int]) -> RoundDriver:
         """The driver of the round of a message.

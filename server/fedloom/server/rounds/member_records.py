@@ -84,9 +84,9 @@ class Records:
         if record := self.find(key, client):
             record.took_at = record.took_at or time.time()
 
-    def downloading(self, key: Key | None, client: str, *, resumed: bool) -> Record:
+    def downloading(self, key: Key, client: str, *, resumed: bool) -> Record:
         """A client downloads; returns the record that counts the bytes (unused without a round)."""
-        record = self.find(key, client) if key else None
+        record = self.find(key, client)
         if record is None:
             return Record()
         record.download_began_at = record.download_began_at or time.time()

@@ -324,6 +324,22 @@ class RoundDriver:
         """Whether a task offers the file of this digest: a model or a difference."""
         return self.tasks.names(digest)
 
+    def downloading(self, client: str, digest: str, *, resumed: bool) -> tuple[Record, bool] | None:
+        """A member downloads a file of its task; None if it does not.
+
+        Returns:
+            The record that counts the bytes, and whether the member has not been sent its task's
+            files twice already.
+        """
+        if not self.claims(client):
+            return None
+        key = self.key_of(client)
+        files = self.tasks.files(self.plan_of(key[1]))
+        if digest not in files:
+            return None
+        record = self._context.records.downloading(key, client, resumed=resumed)
+        return record, record.bytes_down < 2 * sum(files.values())
+
     def check_open(self, client: str, number: int) -> None:
         """Check that an update of this client for this round would be accepted, now or soon.
 

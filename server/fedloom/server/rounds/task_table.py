@@ -6,7 +6,7 @@ asked (`RoundEngine.origin`).
 
 from collections.abc import Iterable
 
-from fedloom.protocol.task_message import names, to_message
+from fedloom.protocol.task_message import offered, to_message
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.planning.round_plan import RoundPlan, task_of
 
@@ -48,9 +48,13 @@ class TaskTable:
             self._messages[plan.number] = to_message(task_of(plan))
         return self._messages[plan.number]
 
+    def files(self, plan: RoundPlan) -> dict[str, int]:
+        """The files that the task of a round offers for download: bytes by digest."""
+        return offered(self.message(plan))
+
     def names(self, digest: str) -> bool:
         """Whether a task offers the file of this digest: a model or a difference."""
-        return any(names(self.message(plan), digest) for plan in self.plans)
+        return any(digest in self.files(plan) for plan in self.plans)
 
     def open(self, plan: RoundPlan) -> None:
         """Add the plan of the next round."""

@@ -128,6 +128,7 @@ def create_app(
         fleet=devices.fleet,
         uploads=devices.uploads,
         downloads=devices.downloads,
+        extra_downloads=devices.extra_downloads,
         records=devices.records,
         refusals=devices.refusals,
         live=devices.live,
