@@ -3,9 +3,14 @@
 The honest fleet is real agents in processes of their own, on any core. An attack is one process on
 the last core, so a round also has less of the machine: `a_busy_core` is a process there that only
 counts. Attacks are compared with the rounds beside it and with all quiet ones, before the first and
-after each attack, since single series of these differ by a third on a shared machine. A round is
-the time from its opening to the next one's. Prints a table of the rounds, the server's processor,
-memory, open files and ledger, and what does not hold; writes out/hostile.json.
+after each attack, since single series of these differ by a third on a shared machine. For the same
+reason a kind whose p99 is beyond its limit gets more rounds, beside the attack and after it, and
+all of them count: the slowest of thirty says little about the 99th percentile. A measurement during
+which the host took more than a twentieth of the machine is repeated, whatever it found.
+
+A round is the time from its opening to the next one's. Prints a table of the rounds, the server's
+processor, memory, open files and ledger, the share of the machine that its host took away, and what
+does not hold; writes out/hostile.json.
 
 What must hold for each kind: every round commits with the whole honest fleet; p99 is at most 1.1
 times, or 50 ms more than, the p99 without an attack; memory grows by less than 100 MB; files,
@@ -15,6 +20,7 @@ memory and rounds are as before five seconds after the end.
 import argparse
 import asyncio
 import http.client
+import math
 import multiprocessing
 import os
 import statistics
@@ -42,6 +48,8 @@ VIEWERS = 2
 FACTOR, MORE_S = 1.1, 0.05
 MORE_MIB = 100e6 / 2**20
 MORE_FILES = 8
+STOLEN = 0.05
+"""Share of the machine that its host may take during a measurement."""
 
 
 def attacking(name, given, pipe):
@@ -96,20 +104,36 @@ def log_in(deployment):
     return cookie
 
 
+def stolen_s():
+    """Processor seconds that this machine's host took away, of all cores."""
+    return int(Path("/proc/stat").read_text().split()[8]) / os.sysconf("SC_CLK_TCK")
+
+
 def spending(deployment):
     """What the server's process has and has used."""
     ledger = deployment.state.glob("ledger.sqlite*")
     return {
         "cpu": cpu_s(deployment.pid),
+        "stolen": stolen_s(),
         "mib": memory_bytes(deployment.pid)[0] / 2**20,
         "files": len(list(Path(f"/proc/{deployment.pid}/fd").iterdir())),
         "ledger_kib": sum(p.stat().st_size for p in ledger) / 1024,
     }
 
 
-def measure(deployment, params, arguments, *, rounds=None, kind=None, attack=None):
+def measure_alone(deployment, params, arguments, rounds, **attack):
+    """Measure until the host leaves the machine alone; the last attempt counts in any case."""
+    for _ in range(1 + arguments.repeats):
+        found = measure(deployment, params, arguments, rounds, **attack)
+        if found["stolen"] <= STOLEN:
+            break
+        print(f"repeated: the host took {found['stolen']:.0%} of the machine", file=sys.stderr)
+    return found
+
+
+def measure(deployment, params, arguments, rounds, *, kind=None, attack=None):
     """Seconds of each round of a run, and what the server spent meanwhile."""
-    honest, rounds = arguments.honest, rounds or arguments.rounds
+    honest = arguments.honest
     everyone = honest + (kind.clients if kind else 0)  # all that may attend are asked
     online = everyone if kind and kind.members else honest
     deployment.wait_online(online)
@@ -145,6 +169,7 @@ def measure(deployment, params, arguments, *, rounds=None, kind=None, attack=Non
         "lost": rounds - len(rows),
         "server_cpu": (after["cpu"] - before["cpu"]) / took,
         "attack_cpu": (cpu_s(attack) - attack_cpu) / took if attack else 0.0,
+        "stolen": (after["stolen"] - before["stolen"]) / took / os.cpu_count(),
         "mib": most,
         "files": after["files"],
         "ledger_kib": after["ledger_kib"] - before["ledger_kib"],
@@ -153,16 +178,35 @@ def measure(deployment, params, arguments, *, rounds=None, kind=None, attack=Non
 
 
 def p99(seconds):
-    """The 99th percentile; the slowest of less than a hundred."""
-    return seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))] if seconds else float("inf")
+    """The 99th percentile, by nearest rank: the slowest of less than a hundred."""
+    return seconds[math.ceil(0.99 * len(seconds)) - 1] if seconds else float("inf")
+
+
+def limit_for(kind, found, kinds):
+    """The longest p99 of the rounds beside an attack, and after it."""
+    # Not by the rounds after it: an attack whose effects last must not raise its own limit.
+    left_out = {*kinds, f"after {kind}"}
+    calm = sorted(t for name in found.keys() - left_out for t in found[name]["seconds"])
+    return max(FACTOR * p99(calm), p99(calm) + MORE_S)
+
+
+def add(found, label, measured):
+    """Add a measurement to those of its kind: all rounds, and what the server has at its end."""
+    if label in found:
+        first = found[label]
+        measured |= {
+            "seconds": sorted(first["seconds"] + measured["seconds"]),
+            "lost": first["lost"] + measured["lost"],
+            "mib": max(first["mib"], measured["mib"]),
+        }
+    found[label] = measured
 
 
 def verdicts(found, kinds):
     """What does not hold, in words."""
-    calm = sorted(t for name, each in found.items() if name not in kinds for t in each["seconds"])
-    limit, failed = max(FACTOR * p99(calm), p99(calm) + MORE_S), []
+    failed = []
 
-    def check(label, before):
+    def check(label, before, limit):
         each = found[label]
         if each["lost"]:
             failed.append(f"{label}: {each['lost']} rounds lost")
@@ -174,8 +218,9 @@ def verdicts(found, kinds):
     before = found["quiet"]
     for name in kinds:
         after = found[f"after {name}"]
-        check(name, before)
-        check(f"after {name}", before)
+        limit = limit_for(name, found, kinds)
+        check(name, before, limit)
+        check(f"after {name}", before, limit)
         if after["files"] > before["files"] + MORE_FILES:
             failed.append(f"after {name}: {after['files']} files, {before['files']} before")
         before = after
@@ -187,7 +232,8 @@ def line(label, found):
     seconds = found["seconds"] or [float("inf")]
     return (
         label, len(found["seconds"]), found["lost"], statistics.median(seconds), p99(seconds),
-        found["server_cpu"], found["attack_cpu"], found["mib"], found["files"], found["ledger_kib"],
+        found["server_cpu"], found["attack_cpu"], found["stolen"], found["mib"], found["files"],
+        found["ledger_kib"],
     )  # fmt: skip
 
 
@@ -197,9 +243,11 @@ def main():
     parser.add_argument("--honest", type=int, default=20, help="agents")
     parser.add_argument("--values", type=int, default=1_000_000, help="float32 of the model")
     parser.add_argument("--rounds", type=int, default=30, help="of each measurement")
+    parser.add_argument("--repeats", type=int, default=2, help="of a measurement under steal")
+    parser.add_argument("--more", type=int, default=90, help="rounds of a kind beyond its limit")
     parser.add_argument("--patience-s", type=float, default=30.0)
     parser.add_argument("--deadline-s", type=float, default=600.0)
-    parser.add_argument("--limit-s", type=float, default=120.0, help="of one measurement")
+    parser.add_argument("--limit-s", type=float, default=900.0, help="of one measurement")
     arguments = parser.parse_args()
     names = [f"honest{i:02d}" for i in range(arguments.honest)]
     hostile = [f"hostile{i:02d}" for i in range(max(KINDS[k].clients for k in arguments.kinds))]
@@ -217,22 +265,29 @@ def main():
             "cookies": tuple(log_in(deployment) for _ in range(VIEWERS)),
             "header": make_body(Path(temporary), params).header,
         }
-        measure(deployment, params, arguments, rounds=WARM_UP)
-        found["quiet"] = measure(deployment, params, arguments)
+        measure(deployment, params, arguments, WARM_UP)
+        found["quiet"] = measure_alone(deployment, params, arguments, arguments.rounds)
         for name in (BUSY, *arguments.kinds):
             known = KINDS.get(name)
             chosen = hostile[: known.clients] if known else ()
             given["configs"] = {each: deployment.clients[each] for each in chosen}
             given["digest"] = next((deployment.state / "models").glob("*.safetensors")).stem
-            with attack_of(name, given) as attack:
-                found[name] = measure(deployment, params, arguments, kind=known, attack=attack)
-            time.sleep(AFTER_S)
-            found[f"after {name}"] = measure(deployment, params, arguments)
-            print(*line(name, found[name])[:5], file=sys.stderr)
+            for rounds in (arguments.rounds, arguments.more):
+                with attack_of(name, given) as attack:
+                    beside = measure_alone(
+                        deployment, params, arguments, rounds, kind=known, attack=attack
+                    )
+                add(found, name, beside)
+                time.sleep(AFTER_S)
+                add(found, f"after {name}", measure_alone(deployment, params, arguments, rounds))
+                print(*line(name, found[name])[:8], file=sys.stderr)
+                slowest = max(p99(found[each]["seconds"]) for each in (name, f"after {name}"))
+                if known is None or slowest <= limit_for(name, found, arguments.kinds):
+                    break
     failed = verdicts(found, arguments.kinds)
     columns = (
-        "", "rounds", "lost", "p50 s", "p99 s", "server CPU", "attack CPU", "MiB", "files",
-        "ledger KiB",
+        "", "rounds", "lost", "p50 s", "p99 s", "server CPU", "attack CPU", "stolen",
+        "MiB", "files", "ledger KiB",
     )  # fmt: skip
     rows = [line(label, each) for label, each in found.items()]
     report("hostile", columns, rows, found=found, failed=failed)

@@ -145,7 +145,19 @@ async def downloads_of_a_message_a_second(attackers):
     await _downloads(attackers, 8, drip)
 
 
-async def _downloads(attackers, at_once, read):
+@kind(clients=8)
+async def downloads_in_a_loop(attackers):
+    """Eight clients download the model again and again, one at a time."""
+
+    async def whole(call):
+        with suppress(*LOST):
+            async for _ in call:
+                pass
+
+    await _downloads(attackers, 1, whole, pause_s=0.0)
+
+
+async def _downloads(attackers, at_once, read, pause_s=0.1):
     """Open so many downloads for each client, and another when one has been read."""
     request = fleet_pb2.DownloadRequest(digest=attackers.digest).SerializeToString()
 
@@ -153,7 +165,7 @@ async def _downloads(attackers, at_once, read):
         async def one():
             while True:
                 await read(channel.unary_stream(methods.DOWNLOAD)(request))
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(pause_s)
 
         await asyncio.gather(*(one() for _ in range(at_once)))
 
