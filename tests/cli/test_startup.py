@@ -32,6 +32,7 @@ def test_entry_point_imports_no_heavy_module():
     assert not _loaded(run) & {*HEAVY, "fedloom.server", "fedloom.client", "fedloom.simulation"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("group", ["token", "client", "run", "model", "round", "top"])
 def test_commands_do_not_import_the_server(group):
     """They work without the server's extra, and do not import torch."""

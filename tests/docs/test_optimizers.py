@@ -6,6 +6,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
+import pytest
+
 from fedloom.server.planning.spec import parse
 from fedloom.strategies import STRATEGIES, Schedule, ServerOptimizer
 from fedloom.strategies.optimizers.schedules import Shape
@@ -21,6 +23,7 @@ def block(language):
     return found
 
 
+@pytest.mark.long
 def test_the_example_prints_the_shown_output(capsys):
     exec(compile(block("python"), "docs/strategies/optimizers.md", "exec"), {})
     assert capsys.readouterr().out == block("text")

@@ -3,12 +3,15 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from fedloom.simulation import config, models
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "simulation.md").read_text("utf-8")
 
 
+@pytest.mark.long
 def test_its_python_runs(capsys):
     """The first example trains and prints an accuracy and a digest; the second builds its parts."""
     from_settings, from_parts = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

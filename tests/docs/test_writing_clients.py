@@ -48,6 +48,7 @@ def load(tmp_path, monkeypatch):
     return do
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(len(CLIENTS)))
 def test_every_client_of_the_page_passes_the_check(load, number):
     """In order and unchanged; two of them have nothing to evaluate on."""

@@ -39,6 +39,7 @@ class Raises(Adder):
         return super().train(params, task)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("error", "told"),
     [

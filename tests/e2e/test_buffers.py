@@ -96,6 +96,7 @@ def committed(federation, run):
     return sum(r.state == "committed" for r in rounds_of(federation, run))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("staleness", ["inverse_sqrt", "constant", {"name": "hinge", "b": 1.0}])
 def test_a_late_update_counts_in_the_open_buffer(tmp_path, staleness):
     """Two models behind, it is discounted; the model has the computed bits."""
@@ -371,6 +372,7 @@ def test_a_run_paused_between_two_buffers_keeps_its_tasks(tmp_path, monkeypatch,
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_run_stopped_between_two_buffers_frees_its_clients(tmp_path, monkeypatch):
     """Their tasks are withdrawn, and another run can use them."""
 
@@ -398,6 +400,7 @@ def test_a_run_stopped_between_two_buffers_frees_its_clients(tmp_path, monkeypat
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_error_feedback_continues_after_a_commit(tmp_path):
     """A quarter of the values is sent; the rest is sent with the next update."""
 

@@ -85,6 +85,7 @@ def test_a_hot_device_declines_and_is_asked_again_after_its_rest(tmp_path, monke
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when_lost", ["stop", "finish"])
 def test_a_device_that_gets_hot_during_training_follows_its_settings(
     tmp_path, monkeypatch, when_lost

@@ -247,6 +247,7 @@ BAD_DIFFERENCES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BAD_DIFFERENCES)
 def test_a_wrong_difference_costs_only_a_download(runner, device, name):
     """The journal records it; the agent downloads the whole model and sends its update."""

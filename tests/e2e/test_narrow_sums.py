@@ -106,6 +106,7 @@ def test_the_share_of_values_that_became_zero_is_measured_through_a_restart(tmp_
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_exact_rounds_have_no_such_share(tmp_path):
     async def scenario(federation, agents):
         await agents.start("small", Small())

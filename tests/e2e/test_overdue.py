@@ -43,6 +43,7 @@ def journal(agents, name):
     return (agents.configs[name].state_dir / "journal.jsonl").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ends", ["late", "in time"])
 def test_offers_are_declined_until_a_withdrawn_training_has_ended(tmp_path, monkeypatch, ends):
     """The server and the journal have the reason; within the grace period the agent waits."""

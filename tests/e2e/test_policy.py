@@ -192,6 +192,7 @@ def test_error_text_is_not_sent_if_it_may_not_leave(runner, device):
     assert "Mustermann" in kept(runner, device, "failed")
 
 
+@pytest.mark.long
 def test_the_device_clips_and_adds_noise_itself(runner, device):
     """Even if the run has no privacy; metrics are not sent then."""
     whole = {name: np.ones_like(array) for name, array in PARAMS.items()}

@@ -217,6 +217,7 @@ def test_a_barred_client_is_drawn_again_when_there_is_room(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_run_without_privacy_is_refused_under_a_budget(tmp_path):
     """Unless the budget allows it; the clients that it covers are then in it."""
 
@@ -257,6 +258,7 @@ def test_what_was_spent_survives_a_leave_and_a_return(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_stopped_run_is_not_revived_beyond_the_budget(tmp_path):
     """By a rollback, or by resuming after the budget was lowered."""
 

@@ -199,6 +199,7 @@ def test_an_old_promotion_cannot_be_replayed(tmp_path, monkeypatch):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_model_changed_on_the_device_is_downloaded_again(tmp_path):
     """The digest is checked at each use, also offline."""
 

@@ -47,6 +47,7 @@ def test_truncated_update_is_refused_and_resumed(runner, arena, caplog):
     runner.run(scene())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sent", [0, 1, 7, 8, 9, 200])
 def test_client_that_vanishes_is_resumed_at_any_byte(runner, arena, sent):
     """Received bytes of header or body are not requested again."""
@@ -217,6 +218,7 @@ def test_outsider_is_not_in_the_cohort(runner, arena, caplog):
     runner.run(scene())
 
 
+@pytest.mark.long
 def test_repeat_is_acknowledged_and_counts_once(runner, arena, caplog):
     """The answer is `repeated`: in its round, after the commit, and later."""
 

@@ -154,6 +154,7 @@ def test_certificate_missing_in_the_ledger_is_unknown(runner, arena, caplog):
     runner.run(scene())
 
 
+@pytest.mark.long
 def test_certificate_that_expires_on_a_live_connection(runner, arena, caplog, monkeypatch):
     """Its idle stream is cut and later calls are refused as expired."""
 
@@ -174,6 +175,7 @@ def test_certificate_that_expires_on_a_live_connection(runner, arena, caplog, mo
     runner.run(scene())
 
 
+@pytest.mark.long
 def test_revocation_cuts_a_live_stream_within_two_seconds(runner, arena, caplog):
     """The stream ends with `revoked`, and so does every later call."""
 
@@ -196,6 +198,7 @@ def test_revocation_cuts_a_live_stream_within_two_seconds(runner, arena, caplog)
     runner.run(scene())
 
 
+@pytest.mark.long
 def test_revocation_cuts_an_upload_in_progress(runner, arena, caplog):
     """The update does not count."""
 
@@ -373,6 +376,7 @@ def test_client_with_too_many_calls_at_once_has_to_wait(runner, arena, caplog):
 # ---- downloads and renewals ---------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("digest", "code"),
     [
@@ -399,12 +403,13 @@ def test_download_past_the_end_is_empty(runner, arena):
     """An offset at or past the end gives no bytes and no error."""
 
     async def scene():
-        size = arena.federation.contexts.models.path(arena.model).stat().st_size
-        for offset, left in ((size - 3, 3), (size, 0), (size + 1, 0), (2**64 - 1, 0)):
-            request = fleet_pb2.DownloadRequest(digest=arena.model, offset=offset)
-            answer = await download(arena.channels["alice"], request.SerializeToString())
-            assert answer.status is grpc.StatusCode.OK
-            assert len(b"".join(answer.replies)) == left
+        async with others_go_on(arena):
+            size = arena.federation.contexts.models.path(arena.model).stat().st_size
+            for offset, left in ((size - 3, 3), (size, 0), (size + 1, 0), (2**64 - 1, 0)):
+                request = fleet_pb2.DownloadRequest(digest=arena.model, offset=offset)
+                answer = await download(arena.channels["alice"], request.SerializeToString())
+                assert answer.status is grpc.StatusCode.OK
+                assert len(b"".join(answer.replies)) == left
 
     runner.run(scene())
 
@@ -455,6 +460,7 @@ BAD_CSRS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BAD_CSRS)
 def test_bad_certificate_request_is_refused_and_leaves_the_token_unused(
     runner, arena, caplog, name
@@ -507,6 +513,7 @@ BAD_TOKENS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BAD_TOKENS)
 def test_bad_token_is_refused(runner, arena, caplog, name):
     """Used, expired, altered and invented tokens get the same code."""

@@ -64,6 +64,7 @@ def test_a_round_is_the_weighted_mean_of_covered_values(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_the_sum_of_a_round_that_is_over_is_freed(tmp_path):
     """While its members attend and wait: a sum takes more memory than the model."""
 
@@ -74,12 +75,17 @@ def test_the_sum_of_a_round_that_is_over_is_freed(tmp_path):
         await federation.ended(run)
         members = [federation.ledger.cohort(run, number) for number in range(1, 9)]
         assert len({member.client for (member,) in members}) > 1
-        gc.collect()
-        assert not [each for each in gc.get_objects() if type(each) is RoundSum]
+
+        def are_freed():
+            gc.collect()
+            return not any(type(each) is RoundSum for each in gc.get_objects())
+
+        await until(are_freed)
 
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("weighting", "wanted"), [("examples", 2.5), ("uniform", 2.0), ("client", 1.2)]
 )
@@ -121,6 +127,7 @@ def test_automatic_chunk_sizes_give_the_same_mean(tmp_path):
     played(tmp_path, scenario, chunk_bytes='"auto"')
 
 
+@pytest.mark.long
 def test_the_task_of_a_late_client_is_withdrawn(tmp_path):
     """The goal closes the round; the late client takes part in the next one."""
 
@@ -138,6 +145,7 @@ def test_the_task_of_a_late_client_is_withdrawn(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_silent_client_delays_a_round_until_its_deadline(tmp_path):
     """Then a quorum commits the received updates; without a quorum the round is abandoned."""
 
@@ -166,6 +174,7 @@ def test_a_silent_client_delays_a_round_until_its_deadline(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_lost_client_is_replaced_after_its_grace_period(tmp_path):
     """By an idle client."""
 
@@ -191,6 +200,7 @@ def test_a_lost_client_is_replaced_after_its_grace_period(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_an_offer_that_nobody_answers_is_given_to_another(tmp_path, monkeypatch):
     """A member that reads its offer and says nothing holds no place."""
     monkeypatch.setattr("fedloom.server.engine.config.LEAST_ANSWER_S", 0.3)
@@ -217,6 +227,7 @@ def test_an_offer_that_nobody_answers_is_given_to_another(tmp_path, monkeypatch)
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_client_that_raises_is_replaced_or_left_out(tmp_path):
     """An exception in training code ends only that client's task."""
 
@@ -268,6 +279,7 @@ def test_pause_holds_a_round_and_resume_lets_it_close(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_an_operator_aborts_closes_extends_and_stops(tmp_path):
     """An impossible command is refused with the reason."""
 
@@ -308,6 +320,7 @@ def test_an_operator_aborts_closes_extends_and_stops(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_paused_run_stays_paused_over_a_restart(tmp_path):
     """The open round continues from its updates."""
 
@@ -349,6 +362,7 @@ def test_two_runs_share_a_fleet(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_server_optimizers_and_client_rules_work_over_the_wire(tmp_path):
     """FedAdam with FedProx: the state is kept between rounds, and the client gets the rule."""
     seen = []
@@ -382,6 +396,7 @@ def test_server_optimizers_and_client_rules_work_over_the_wire(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_models_are_evaluated_before_training_and_at_the_end(tmp_path):
     """The last model is evaluated in a separate round."""
 

@@ -92,6 +92,7 @@ TAMPERED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", TAMPERED, ids=lambda change: change.__name__)
 def test_a_tampered_offer_is_refused(runner, federation, tmp_path, caplog, change):
     """Nothing is trained; the ledger has the reason; the agent takes part in the next round."""
@@ -224,6 +225,7 @@ def test_agents_follow_a_rotated_key_online_and_offline(runner, federation, tmp_
     runner.run(main())
 
 
+@pytest.mark.long
 def test_a_device_enrolled_before_signatures_learns_the_key(runner, federation, tmp_path):
     """From a renewed certificate, before it accepts any offer."""
 

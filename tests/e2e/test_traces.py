@@ -129,6 +129,7 @@ def test_spans_name_their_service(collector):
     assert set(sides.values()) == {"fedloom-client", "fedloom-server"}
 
 
+@pytest.mark.long
 def test_a_refusal_and_a_failure_are_errors_of_their_spans(tmp_path):
     """With the code, and without the text of the training's error."""
 

@@ -127,6 +127,7 @@ def test_feddyn_reaches_the_optimum():
     np.testing.assert_allclose(x, world.optimum, atol=1e-9)
 
 
+@pytest.mark.long
 def test_feddyn_devices_remember_their_gradient_at_the_optimum():
     """h_i is ∇f_i at the optimum, once all agree."""
     world = heterogeneous(steps=(60, 60, 60, 60), learning_rate=0.2)

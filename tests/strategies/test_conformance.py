@@ -191,6 +191,7 @@ def test_a_strategy_is_a_frozen_value(algorithm):
         algorithm.server_learning_rate = 2.0
 
 
+@pytest.mark.long
 @each_case
 def test_order_of_arrival_changes_no_bit(algorithm):
     expected = bits(*run(algorithm))
@@ -206,6 +207,7 @@ def test_shards_change_no_bit(algorithm):
     assert bits(*run(algorithm, shards=3)) == bits(*run(algorithm))
 
 
+@pytest.mark.long
 @each_case
 def test_a_restart_after_each_round_changes_no_bit(algorithm):
     """The arrays contain the whole state."""
@@ -220,6 +222,7 @@ def test_a_restart_after_each_round_changes_no_bit(algorithm):
     assert bits(*run(algorithm, restart=written_down)) == bits(*run(algorithm))
 
 
+@pytest.mark.long
 @each_case
 def test_finishing_twice_gives_the_same(algorithm):
     """As after a crash; the inputs do not change."""

@@ -25,6 +25,7 @@ def _completed(words):
     return [line.partition(",")[2] for line in done.stdout.splitlines()], done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "some"),
     [

@@ -167,6 +167,7 @@ def test_run_is_submitted_and_shown(door):
     assert listed.index(first) < listed.index(second)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "args",
     [

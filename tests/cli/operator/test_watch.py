@@ -64,6 +64,7 @@ def test_lines_continue_after_a_restart_of_the_server(tmp_path):
         process.communicate()
 
 
+@pytest.mark.long
 def test_table_is_redrawn_in_place(tmp_path):
     """On a terminal, until interrupted with exit 130."""
     with (

@@ -62,6 +62,7 @@ def _centralised(estimator, shard, *, rounds=3, epochs=2, batch_size=8, classes=
     return estimator
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("estimator", "y"), CLASSIFIERS)
 def test_one_client_equals_partial_fit(estimator, y):
     """Three rounds of two epochs give the bits of one uninterrupted estimator."""
@@ -79,6 +80,7 @@ def test_one_client_equals_partial_fit(estimator, y):
     assert np.abs(got["coef"]).max() > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("estimator", "y"),
     [

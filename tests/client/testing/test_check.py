@@ -241,6 +241,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_client_has_one_kind_of_finding(name):
     """One fault does not cause findings of other checks."""

@@ -101,6 +101,7 @@ def test_the_uncompressed_run_goes_a_long_way(strategy):
     assert away < 0.4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("memory", [True, False], ids=["memory", "no memory"])
 @pytest.mark.parametrize("name", UPS)
 @pytest.mark.parametrize("strategy", SETTINGS)
@@ -118,6 +119,7 @@ def test_compressed_updates_reach_the_limit_or_are_refused(strategy, name, memor
         assert found < ENOUGH.get(strategy, 0.06)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", UPS)
 @pytest.mark.parametrize("strategy", SETTINGS)
 def test_compressed_models_reach_the_limit_or_are_refused(strategy, name):

@@ -127,6 +127,7 @@ def works(tmp_path, tables, rounds, client, policy=None):
         yield TaskRun(client, task, offer, "a", store, policy or Policy())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_needs_little_memory(kind, tmp_path):
     """Also in a second round, with memory from the first."""
@@ -139,6 +140,7 @@ def test_an_update_that_the_owner_protects_needs_little_memory(tmp_path):
     check(tmp_path, {}, NOISE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_model_from_differences_needs_little_memory(codec, tmp_path):
     """From two in sequence; the result is exactly the server's model."""
@@ -189,6 +191,7 @@ def rests(work, scratches):
     return sum(p.stat().st_size for p in files) + sum(s.size_bytes for s in scratches)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_budget_gate_reserves_the_disk_space_of_a_task(kind, tmp_path, monkeypatch):
     """With its scratch space, and not much more."""
@@ -286,6 +289,7 @@ def test_noise_has_the_same_bits_piece_by_piece(clip_norm):
     same(protected(lambda a: a), protected(Held))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("coverage", ["whole", "box", "mask"])
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_codec_gives_the_same_bytes_piece_by_piece(codec, coverage, tmp_path):

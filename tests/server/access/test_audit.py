@@ -174,6 +174,7 @@ def test_trail_is_read_page_by_page(door, by_token):
         assert len(found) == count, query
 
 
+@pytest.mark.long
 def test_failed_action_is_recorded(door):
     """An action that fails has two entries: its start and its failure."""
     door.ask("POST", "/users", {"name": "ann", "scope": "viewer", "password": "correct horse"})

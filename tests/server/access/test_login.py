@@ -314,6 +314,7 @@ def test_login_form_of_another_site_is_refused(door, add_user):
     assert answer.status == 403
 
 
+@pytest.mark.long
 def test_other_host_names_are_refused(door, by_token):
     """A name whose owner has pointed it at this server (DNS rebinding)."""
     admin = by_token()

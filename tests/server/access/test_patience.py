@@ -95,6 +95,7 @@ def test_handshake_beyond_a_limit_is_closed_before_it_begins(tmp_path, monkeypat
             second.recv(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", ["MAX_PENDING", "MAX_PENDING_OF_NETWORK"])
 def test_handshakes_are_accepted_again_after_others_end(tmp_path, monkeypatch, limit):
     """For each kind of end: completed, interrupted, or not TLS."""

@@ -34,6 +34,7 @@ def flood(door, **headers):
     return Counter(answer.status for answer in answers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer nonsense"}], ids=str)
 def test_strangers_beyond_their_rate_get_no_page(door, headers):
     """Each waits a second, so the flood takes two: it is served its burst and a little more."""
@@ -42,6 +43,7 @@ def test_strangers_beyond_their_rate_get_no_page(door, headers):
     assert 8 <= found[200] < FLOOD / 2
 
 
+@pytest.mark.long
 def test_a_user_is_served_while_strangers_and_other_users_are_not(door):
     """Each user has a bucket, whatever the address."""
     _, loud = door.ask("POST", "/api-tokens", {"name": "loud", "scope": "viewer"})
@@ -52,6 +54,7 @@ def test_a_user_is_served_while_strangers_and_other_users_are_not(door):
     assert Visitor(door.site, token=calm["token"]).ask("GET", "/v1/runs").status == 200
 
 
+@pytest.mark.long
 def test_a_peer_is_served_again_once_it_has_stopped(door, monkeypatch):
     """Its debt is one second of its rate; beyond the requests that may wait, 429 comes at once."""
     monkeypatch.setattr(token_buckets, "HELD", 8)

@@ -3,6 +3,7 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import sqlalchemy as sa
 
 from fedloom.server.ledger.access_tables import audit
@@ -17,6 +18,7 @@ def _at_once(door, asked):
         return list(pool.map(lambda each: door.ask("POST", *each), asked))
 
 
+@pytest.mark.long
 def test_concurrent_requests_are_all_answered(door, tmp_path):
     """Equal and conflicting ones."""
     run = door.submit(tmp_path)
@@ -41,6 +43,7 @@ def test_concurrent_requests_are_all_answered(door, tmp_path):
     assert all(json.loads(entry["detail"]) is not None for entry in entries)
 
 
+@pytest.mark.long
 def test_same_request_of_several_operators_is_done_once(door, tmp_path):
     """With or without an id: one acts, the others get its answer or the current state."""
     run = door.submit(tmp_path)

@@ -52,6 +52,7 @@ def told():
     return history
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SELECTIONS)
 @given(st.permutations(NAMES), SEEDS)
 def test_every_policy_over_selects_and_replaces(name, arrivals, seed):

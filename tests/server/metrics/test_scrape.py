@@ -182,6 +182,7 @@ def test_metrics_scope_reads_only_metrics(tmp_path):
         assert door.ask("POST", "/users", wish)[0] == 422  # no pages
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sign", ["x-forwarded-for", "via", "origin", "sec-fetch-site"])
 def test_open_metrics_are_only_local(tmp_path, sign):
     """Callers through a proxy and web pages also come from loopback."""

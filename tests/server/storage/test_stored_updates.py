@@ -51,6 +51,7 @@ def files(tmp_path_factory):
     return stored(tmp_path_factory.mktemp("spool"), ragged())
 
 
+@pytest.mark.long
 @given(data=st.data(), budget_bytes=st.sampled_from([1, 300, 1000, 1 << 20]))
 @settings(max_examples=50)
 def test_any_block_has_the_sent_values(files, data, budget_bytes):
@@ -142,6 +143,7 @@ def test_other_dtypes_are_converted(tmp_path, dtype):
     assert covered is True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", [Median(), Krum(num_byzantine=1)], ids=["median", "krum"])
 @pytest.mark.parametrize("coverage", ["full", "mask", "slice"])
 def test_memory_does_not_grow_with_clients(tmp_path, rule, coverage):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -198,6 +199,7 @@ def witnessed(config, table, seed, refused):
     return witness
 
 
+@pytest.mark.long
 @games
 @settings(max_examples=150)
 def test_the_clock_decides_like_an_engine_fed_event_by_event(config, table, seed, refused):
@@ -238,6 +240,7 @@ def test_a_round_keeps_its_invariants(config, table, seed, refused):
     assert game.end_s <= game.opened_s + config.deadline_s
 
 
+@pytest.mark.long
 @games
 def test_playing_is_a_pure_function(config, table, seed, refused):
     """Earlier rounds, repetitions and other clocks change nothing."""

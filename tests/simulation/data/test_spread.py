@@ -64,6 +64,7 @@ def test_targets_of_sequences_are_counted_one_by_one():
     assert heat_map(population).startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("clients", [1, 4, 41, 400])
 def test_a_heat_map_is_a_reproducible_png(clients, tmp_path):
     population = _population(clients=clients)

@@ -67,6 +67,7 @@ def test_a_client_process_loads_its_shard_from_its_file(population, tmp_path):
     assert num_classes == 10
 
 
+@pytest.mark.long
 def test_baselines_train_all_models_by_the_same_rules(population):
     """A point for each round of the centralised model, and one for each single client."""
     seen = {}
@@ -98,6 +99,7 @@ def test_settings_that_train_nothing_are_refused(change):
         DemoSettings(**{**values, **change})
 
 
+@pytest.mark.long
 def test_a_client_process_imports_only_what_it_needs():
     """Eight start at once: no scikit-learn, no matplotlib, no optimizers of torch."""
     code = (

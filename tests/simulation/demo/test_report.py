@@ -48,6 +48,7 @@ def test_holdings_show_every_label_of_every_client_and_the_sums():
     assert lines[-1].split() == ["all", "5", "30", "3", "38"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [

@@ -69,6 +69,7 @@ def _normed():
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", [Plain(), FedProx(mu=0.5)], ids=lambda rule: rule.name)
 @pytest.mark.parametrize(
     ("make", "shape"),

@@ -64,6 +64,7 @@ def test_an_update_agrees_with_the_resident_kernels(traced):
     assert len(traced) == 1
 
 
+@pytest.mark.long
 def test_an_update_agrees_with_fedprox_and_dropout(traced):
     """Dropout draws the same numbers."""
 

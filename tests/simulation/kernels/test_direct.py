@@ -92,6 +92,7 @@ def _trained(module, optimizer, dtype, batch):
     return {name: param.detach().clone() for name, param in module.named_parameters()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [1, 10, 40])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_network_trains_like_with_autograd(network, batch):
@@ -205,6 +206,7 @@ def _updates(kernel, rule=None, optimizer=None, **settings):
     return [kernels.deltas(o) for o in worker.work(kernels.received(_cnn()), task, jobs)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("asked", "taken"),
     [

@@ -67,6 +67,7 @@ def _difference(make, people, task, dtype):
     return max(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("rule", [Plain(), FedProx(mu=0.5)], ids=lambda rule: rule.name)
 @pytest.mark.parametrize("model", MAKERS)

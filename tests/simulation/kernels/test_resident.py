@@ -59,6 +59,7 @@ def _check(make, people, task, optimizer=None):
         assert outcome.evaluation == Measurement(num_examples=evaluation[0], metrics=evaluation[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", [Plain(), FedProx(mu=0.5)], ids=lambda rule: rule.name)
 @pytest.mark.parametrize("model", MAKERS)
 def test_an_update_has_the_bits_of_the_deployed_client(model, rule):

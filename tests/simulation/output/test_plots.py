@@ -37,6 +37,7 @@ def test_the_spread_over_clients_is_drawn_if_recorded(tmp_path):
     assert plots.spread_figure(diverged, "accuracy") is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "records",
     [

@@ -69,6 +69,7 @@ def test_every_partitioner_is_among_those_tested():
     assert COMPLETE.keys() | PARTIAL.keys() == PARTITIONERS.keys()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", COMPLETE)
 @given(
     num_examples=st.integers(60, 200),
@@ -90,6 +91,7 @@ def test_every_example_is_in_exactly_one_shard(name, num_examples, clients, num_
     assert population.sizes.sum() == num_examples
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PARTIAL)
 @given(num_examples=st.integers(60, 200), seed=st.integers(0, 2**64))
 def test_no_example_is_in_two_shards(name, num_examples, seed):

@@ -91,6 +91,7 @@ def test_a_case_is_measured_over_the_wire_and_simulated():
     assert 0 < run.values["accuracy"] <= 1
 
 
+@pytest.mark.long
 def test_shares_and_losses_are_against_none(tmp_path):
     study = compression.study()
     assert [(r["case"], r["share_up"], r["loss"]) for r in study.as_json(RESULTS)] == [

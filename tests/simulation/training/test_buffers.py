@@ -5,6 +5,7 @@ import json
 from functools import partial
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -159,6 +160,7 @@ configs = st.builds(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(configs, st.integers(0, 1000))
 def test_buffers_keep_their_invariants_for_any_devices(config, seed):
@@ -181,6 +183,7 @@ def test_buffers_keep_their_invariants_for_any_devices(config, seed):
             assert play.flight is None
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(configs, st.integers(0, 1000), st.integers(1, 6))
 def test_a_flight_restored_from_a_file_continues_equally(config, seed, cut):
@@ -286,6 +289,7 @@ def test_a_resumed_simulation_ends_with_the_same_bits(tmp_path):
         assert [r.virtual_s for r in rest] == [r.virtual_s for r in records[stopped:]]
 
 
+@pytest.mark.long
 def test_error_feedback_is_kept_between_buffers(tmp_path):
     top_k = {"up": {"name": "top_k", "fraction": 0.2}}
     whole, records = run(buffered(compression=top_k, rounds=10))

@@ -55,6 +55,7 @@ def alternatives(pair):
     return set(pair) <= {"FedAdam", "scaffold", "fednova", "qfedavg", "fedprox"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", list(PARTS)[:-1])
 def test_two_parts_run_or_are_refused_by_name(first):
     """Every pair of parts ends with a committed round or an error."""

@@ -182,6 +182,7 @@ CASES = [(codec, rule, feedback) for codec in CODEC for rule in RULES for feedba
 ACCEPTED = [case for case in CASES if not is_refused(*case)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("codec", "rule", "feedback"),
     [case for case in ACCEPTED if case[1] in ("fedavg", "scaffold", "ifca")],

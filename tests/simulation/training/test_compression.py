@@ -81,6 +81,7 @@ def test_error_feedback_is_sent_in_later_rounds():
     assert moved(fraction=0.5, error_feedback=False).mean() < 0.7 * meant
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in CODECS if name != "random_k"])
 def test_models_of_clients_follow_the_server_model(name):
     """The server's own model learns, though clients only get encoded differences."""

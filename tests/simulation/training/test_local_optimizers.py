@@ -31,6 +31,7 @@ PROBLEM = Problem(
 PAIRS = [(rule, optimizer) for rule in RULES for optimizer in OPTIMIZERS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rule", "name"), [p for p in PAIRS if p[1] in RULES[p[0]]])
 def test_the_trajectory_is_the_papers(rule, name):
     """Five rounds: the models, and what clients measure of them, to 1e-6."""

@@ -26,6 +26,7 @@ def _digest(**settings):
     return simulate(experiment(kernel="resident", **settings), show=False).digest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", DEPARTURES)
 def test_settings_change_the_result_for_any_number_of_workers(name):
     """Each setting has an effect, the same with two workers."""

@@ -143,6 +143,7 @@ def test_workers_and_interruptions_change_no_bit(tmp_path):
     assert len(digests) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("personal", [HEAD, {**HEAD, "head_epochs": 1}])
 def test_the_deployed_client_gives_the_same_bits(personal):
     """TorchClient's own code and the resident kernel's."""
@@ -218,6 +219,7 @@ def test_invalid_personal_settings_are_refused(personal, message):
         simulate(described(personal), show=False)
 
 
+@pytest.mark.long
 def test_kept_tensors_work_with_buffers(tmp_path):
     cohort = {"mode": "buffered", "goal": 2, "concurrency": 4}
 

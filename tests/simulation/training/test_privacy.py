@@ -32,6 +32,7 @@ def private(kind="fixed", change=None, **settings):
     return experiment(kernel="resident", privacy=table, **settings)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_number_of_workers_gives_the_same_bits(kind):
     one = simulate(private(kind, rounds=3), show=False)
@@ -39,6 +40,7 @@ def test_any_number_of_workers_gives_the_same_bits(kind):
     assert one.digest == two.digest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["fixed", "adaptive", "poisson", "banded"])
 def test_a_resumed_simulation_continues_with_the_same_noise(kind, tmp_path):
     """It ends with the same model as an uninterrupted one."""

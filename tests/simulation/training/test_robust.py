@@ -28,6 +28,7 @@ def digest(**settings):
     return simulate(experiment(**EVERYONE, **settings), show=False).digest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("table", TABLES, ids=IDS)
 def test_any_number_of_workers_gives_the_same_bits(table):
     assert digest(workers=1, aggregation=table) == digest(workers=3, aggregation=table)

@@ -39,6 +39,7 @@ def cohorts_of(simulation):
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES, ids="-".join)
 def test_a_resumed_simulation_draws_the_same_cohorts(tmp_path, policy):
     """Observations are resumed: the same clients and bits as without a stop."""

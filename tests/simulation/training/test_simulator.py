@@ -44,6 +44,7 @@ def run(described, checkpoint=None, *, resume=False, rounds=None):
 # ---- the same bits -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", ["fused", "resident"])
 def test_gives_the_same_bits_for_any_number_of_workers(kernel):
     """One process, two or three: no bit of the model or of a metric changes."""
@@ -76,6 +77,7 @@ def test_gives_the_same_bits_from_batches_in_any_number_of_workers():
     assert len(digests) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [

@@ -55,6 +55,7 @@ def played(name, **settings):
         simulation.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUNS)
 def test_a_round_takes_the_time_of_its_bytes_and_examples(name):
     """Equal clients, at 1000 bytes/s both ways and 100 examples/s."""

@@ -90,6 +90,7 @@ def test_a_round_ends_with_the_update_that_is_short_enough(codec):
     assert record.virtual_s == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_deadline_is_met_by_the_real_bytes(codec):
     """A deadline of just the longest update: the round is committed; a moment less: abandoned."""
@@ -104,6 +105,7 @@ def test_a_deadline_is_met_by_the_real_bytes(codec):
         assert record.state == state
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", CODECS)
 def test_buffered_work_takes_the_time_of_its_own_bytes(codec):
     """Two devices always at work: each update came its own time after the device's last one.

@@ -36,6 +36,7 @@ def descend(described, rounds):
     return parameters(model)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", ["fused", "resident", "batched"])
 @pytest.mark.parametrize("rounds", [1, 10])
 def test_fedsgd_is_gradient_descent(kernel, rounds):

@@ -97,6 +97,7 @@ def check_mean(mean, exact, largest):
     assert np.float32(mean) in (correct, *neighbours)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(60))
 def test_means_are_rational_means_rounded_once(seed):
     check_round(seed, [1, 2, 3, 10, 100])
@@ -137,6 +138,7 @@ def test_the_bytes_of_a_coordinate_are_the_documented_ones(weight, narrow, whole
         assert sum(array.nbytes for array in partial.arrays()[0].values()) == expected * SIZE
 
 
+@pytest.mark.long
 def test_more_slices_than_a_word_holds_are_carried():
     """The largest slices of word 1, all of one sign, 20,000 times; the sum stays exact."""
     partial, value = empty(1.0, 1.0, 20_000), np.float32(0.1)

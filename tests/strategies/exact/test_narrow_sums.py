@@ -87,6 +87,7 @@ class Oracle:
                 assert error <= Fraction(self.grid.largest_error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bits", SUM_BITS)
 @pytest.mark.parametrize("seed", range(25))
 def test_rounds_fit_their_bits_and_stay_within_the_stated_error(bits, seed):

@@ -83,6 +83,7 @@ def bits(partial):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("narrow", [False, True])
 @given(items=updates, random=st.randoms())
 def test_order_does_not_change_a_bit(narrow, items, random):
@@ -93,6 +94,7 @@ def test_order_does_not_change_a_bit(narrow, items, random):
     assert bits(folded(items, narrow)) == bits(folded(shuffled, narrow))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("narrow", [False, True])
 @given(
     items=updates,
@@ -114,6 +116,7 @@ def test_sharding_and_merging_do_not_change_a_bit(narrow, items, shards, order):
     assert bits(((d + c) + b) + a) == bits(whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("narrow", [False, True])
 @given(items=updates, done=st.integers(0, COHORT))
 def test_a_restart_from_a_checkpoint_does_not_change_a_bit(narrow, items, done):
@@ -189,6 +192,7 @@ def iter_reader(values, reads):
     return read
 
 
+@pytest.mark.long
 @given(updates)
 def test_the_error_of_a_narrow_sum_stays_within_the_documented_bound(items):
     """Compared with exact rationals; the bound is in docs/exactness.md."""

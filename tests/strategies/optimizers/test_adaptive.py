@@ -127,6 +127,7 @@ def test_two_steps_of_fedadam_worked_by_hand():
 any_floats = hnp.arrays(np.float32, 6, elements=st.floats(width=32)).map(np.copy)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ALL, ids=IDS)
 @given(value=any_floats, bits=hnp.arrays(bool, 6))
 def test_uncovered_coordinates_keep_their_bits(strategy, value, bits):
@@ -300,6 +301,7 @@ def test_adding_allocates_no_whole_tensor(coverage):
     assert peak < BLOCKS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ALL, ids=IDS)
 def test_finish_needs_the_new_model_its_slots_and_blocks(strategy):
     """It allocates nothing else of the model's size."""

@@ -122,6 +122,7 @@ def test_without_replacement_is_within_the_renyi_bound():
     assert least < epsilon(releases, 1000, 1e-6) < by_renyi
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("q", [0.01, 0.1, 0.5])
 @pytest.mark.parametrize("noise", [0.8, 2.0])
 @pytest.mark.parametrize("rounds", [1, 5, 50])

@@ -62,6 +62,7 @@ def test_coefficients_with_half_are_those_of_the_square_root():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bands", [1, 2, 5])
 @pytest.mark.parametrize("rounds", [1, 3, 12])
 @pytest.mark.parametrize("most", [None, 1, 2])
@@ -156,6 +157,7 @@ def documented():
                 yield every, bands, tuple(map(float, factors.split(", ")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("every", "bands", "factors"), list(documented()))
 def test_errors_over_1000_rounds_relative_to_the_trees(every, bands, factors):
     """Of the same number of participations of a client, as the page says."""

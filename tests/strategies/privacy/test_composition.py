@@ -73,6 +73,7 @@ def as_event(spending):
     return dp.SelfComposedDpEvent(one, spending.rounds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("runs", CASES.values(), ids=CASES)
 def test_runs_compose_as_in_dp_accounting(runs):
     """The smaller figure of its two accountants, to a part in a thousand."""

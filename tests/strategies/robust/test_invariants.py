@@ -16,6 +16,7 @@ def bits(found):
     return {name: (mean.tobytes(), there.tobytes()) for name, (mean, there) in found.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", RULES, ids=IDS)
 @given(order=st.permutations(range(14)), block_values=st.sampled_from([1, 2, 7, 100]))
 def test_order_and_blocks_change_no_bit(rule, order, block_values):

@@ -74,6 +74,7 @@ def test_weighted_draws_are_of_different_places_and_end(weights, data):
     assert positive == sorted(positive, reverse=True)
 
 
+@pytest.mark.long
 def test_a_weight_of_0_is_drawn_last():
     """Uniformly among themselves."""
     firsts = Counter()

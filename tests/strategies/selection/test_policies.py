@@ -277,6 +277,7 @@ def test_sticky_keeps_its_share():
     assert len(policy.choose(occasion(known), 10)) == 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("allocation", ["proportional", "equal"])
 def test_strata_get_their_share_of_the_places(allocation):
     """A client's probability is exact, and each stratum's places differ by less than one."""

@@ -45,6 +45,7 @@ def _told(names):
     return history
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", SELECTIONS)
 @given(names=st.sets(st.text("xyz", max_size=3), min_size=6, max_size=20), data=st.data())
 def test_a_round_draws_the_same_from_a_roster(policy, names, data):

@@ -40,6 +40,7 @@ MakeSum = Callable[[], Partial]
 TaskOf = tuple[int, int]
 """A task: its round, and the client's index in the names."""
 Sizes = dict[TaskOf, int | None]
+"""Task → the bytes of its update; None if it was refused before it was encoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +81,7 @@ class Trained:
         shares: of the work, by worker.
         asked_in: accepted client → the round of its task; for buffers.
         came: tasks whose updates reached the server.
-        sizes: task → the bytes of its update, if they depend on the values; None if it was refused
-            before it was encoded.
+        sizes: of updates whose bytes depend on the values.
     """
 
     play: Play

@@ -155,6 +155,7 @@ class _Store:
         pass
 
 
+@pytest.mark.long
 def test_an_mlflow_run_is_found_again_by_its_tag(door, story, tmp_path, monkeypatch):
     """A second export continues the same MLflow run."""
     mlflow, entities = types.ModuleType("mlflow"), types.ModuleType("mlflow.entities")

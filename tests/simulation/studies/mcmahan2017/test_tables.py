@@ -91,6 +91,7 @@ def test_speedups_are_those_that_the_paper_prints(table, setting, printed):
     assert round(row.paper_speedup, 1) == printed
 
 
+@pytest.mark.long
 def test_every_setting_has_an_experiment(mnist):
     """None of more than forty is refused."""
     for setting in cells.ALL:
@@ -194,6 +195,7 @@ def test_the_committed_table_matches_the_committed_results():
         assert "README" not in path.name or comparison.rates(found) in text
 
 
+@pytest.mark.long
 def test_the_command_runs_a_cell_and_prints_paper_against_ours(mnist, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "fedloom.simulation.output.write_folder.write", lambda *_: None
