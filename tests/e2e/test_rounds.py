@@ -25,6 +25,12 @@ def rounds_of(federation, run):
     return federation.ledger.list_rounds(run)
 
 
+def sums():
+    """How many sums of rounds this process holds; earlier tests may have left some."""
+    gc.collect()
+    return sum(type(each) is RoundSum for each in gc.get_objects())
+
+
 def counted(federation, run):
     """Number of the open round, and how many updates its engine has counted."""
     driver = federation.server.runs.get(run).round
@@ -76,12 +82,17 @@ def test_the_sum_of_a_round_that_is_over_is_freed(tmp_path):
         members = [federation.ledger.cohort(run, number) for number in range(1, 9)]
         assert len({member.client for (member,) in members}) > 1
 
-        def are_freed():
-            gc.collect()
-            return not any(type(each) is RoundSum for each in gc.get_objects())
+        async def freed():
+            while sums() > earlier:
+                await asyncio.sleep(0.1)
 
-        await until(are_freed)
+        try:
+            await asyncio.wait_for(freed(), PATIENCE_S)
+        except TimeoutError:
+            held = [each for each in gc.get_objects() if type(each) is RoundSum]
+            pytest.fail(f"held by {[repr(it)[:300] for it in gc.get_referrers(*held)]}")
 
+    earlier = sums()
     played(tmp_path, scenario)
 
 
