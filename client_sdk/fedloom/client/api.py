@@ -117,6 +117,11 @@ class Task:
         finally:
             self._reporter.listener = None
 
+    def pass_on(self, note: TrainingProgress) -> None:
+        """For agents: pass on progress that another process has reported."""
+        if self._reporter.listener is not None:
+            self._reporter.listener(note)
+
     def tensors(self, names: Iterable[str]) -> frozenset[str]:
         """The model's tensors that this task trains, including personal ones that are not sent.
 
@@ -236,7 +241,11 @@ Trained: TypeAlias = (
 
 
 class Client:
-    """Subclass this. `train` and `evaluate` run in a separate thread, never both at once."""
+    """Subclass this. `train` and `evaluate` never run at once.
+
+    `fedloom client run` runs them in a process of its own, which ends after `keep_warm_s` without a
+    task, or with a crash: what an object remembers from one round to the next is lost then.
+    """
 
     def train(self, params: Params, task: Task) -> Trained:
         """Train on local data.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedloom.client.budgets.settings import Budgets
 from fedloom.client.conditions.settings import Conditions
@@ -56,6 +56,17 @@ class ClientConfig:
     )
     chunk_bytes: chunk_size.Setting = setting(
         CHUNK_BYTES, doc='bytes of a transfer in one message; "auto" measures which size is fastest'
+    )
+    isolation: Literal["process", "none"] = setting(
+        "process",
+        doc="where `fedloom client run` trains: in a process of its own, which a crash or a broken "
+        'limit ends, or with "none" in the agent',
+    )
+    keep_warm_s: float = setting(
+        60.0,
+        doc="how long the training process, with its code and data, is kept after a task for the "
+        "next one, seconds",
+        least=0,
     )
     conditions: Conditions = setting(default_factory=Conditions, doc="when to train")
     budgets: Budgets = setting(default_factory=Budgets, doc="limits on resources")

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedloom.client.api import Client
 from fedloom.protocol.v1 import fleet_pb2
 
 
@@ -38,15 +37,22 @@ class Objection:
     again_s: float = 0.0
 
 
+class MayTrain(Protocol):
+    """A client, or what runs its code."""
+
+    def can_train(self) -> bool:
+        """Whether it trains; if not, it only evaluates."""
+
+
 @dataclass(frozen=True, slots=True)
 class Able:
     """Declines training tasks of a client that only evaluates.
 
     Attributes:
-        client: the training code.
+        client: the client, or what runs its code.
     """
 
-    client: Client
+    client: MayTrain
 
     def objection(self, offer: fleet_pb2.Task) -> str | None:
         """The reason to decline a training task, if the client has no `train`."""

@@ -7,6 +7,9 @@ import pytest
 
 from fedloom.client.agent import training_thread
 from fedloom.client.agent.training_thread import TrainingThread
+from fedloom.client.api import Client
+from fedloom.client.budgets import Budgets
+from fedloom.client.state.store import ClientStore
 from support import tasks
 
 
@@ -16,10 +19,10 @@ def no_grace(monkeypatch):
     monkeypatch.setattr(training_thread, "GRACE_S", 0.01)
 
 
-async def meanwhile(task, ask):
+async def meanwhile(folder, task, ask):
     """Act during a training; returns the objections at once and 700 s later."""
     let_go, now = threading.Event(), [100.0]
-    one = TrainingThread(lambda: now[0])
+    one = TrainingThread(Client(), ClientStore(folder), Budgets(), lambda: now[0])
     assert await one.objection() is None
     running = asyncio.ensure_future(one.run(let_go.wait, task))
     await asyncio.sleep(0.01)
@@ -34,20 +37,20 @@ async def meanwhile(task, ask):
     return first, second
 
 
-def test_a_normal_training_raises_no_objection():
-    assert asyncio.run(meanwhile(tasks.task(), lambda _: None)) == (None, None)
+def test_a_normal_training_raises_no_objection(tmp_path):
+    assert asyncio.run(meanwhile(tmp_path, tasks.task(), lambda _: None)) == (None, None)
 
 
-def test_a_training_past_the_limit_of_the_device_raises_an_objection():
+def test_a_training_past_the_limit_of_the_device_raises_an_objection(tmp_path):
     """Its result will be sent, but nothing else can be trained."""
     task = tasks.task()
-    first, second = asyncio.run(meanwhile(task, lambda _: task.limit(0.0)))
+    first, second = asyncio.run(meanwhile(tmp_path, task, lambda _: task.limit(0.0)))
     assert "past budgets.training_s" in first.reason
     assert "for 700 s" in second.reason
 
 
-def test_the_requested_pause_grows_with_the_time_waited():
+def test_the_requested_pause_grows_with_the_time_waited(tmp_path):
     """It equals that time, from one second to one minute."""
-    first, second = asyncio.run(meanwhile(tasks.task(), lambda running: running.cancel()))
+    first, second = asyncio.run(meanwhile(tmp_path, tasks.task(), lambda running: running.cancel()))
     assert "the server withdrew it" in first.reason
     assert (first.again_s, second.again_s) == (1.0, 60.0)

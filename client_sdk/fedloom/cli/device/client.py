@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shlex
+import sys
 from pathlib import Path
 
 import click
@@ -133,7 +134,9 @@ def _token(given: str) -> str:
 def run(code: str, flower: str, config: Path, log_format: str, log_level: str) -> None:
     """Connect to the server and train when selected, until stopped.
 
-    NAME is a `fedloom.client.Client`, or a class or function without arguments that returns one.
+    NAME is a `fedloom.client.Client`, or a class or function without arguments that returns one. It
+    is loaded and trains in a process of its own, which the agent replaces if it crashes; with
+    isolation = "none" in client.toml, and under torchrun, in this process.
 
     \b
     Examples:
@@ -144,15 +147,25 @@ def run(code: str, flower: str, config: Path, log_format: str, log_level: str) -
     """
     if bool(code) == bool(flower):
         raise click.UsageError("Expected either FILE.py:NAME|MODULE:NAME or --flower.")
-    from fedloom.cli.common.load_code import load_client, load_flower  # noqa: PLC0415 - as above
-    from fedloom.cli.common.logging import set_up  # noqa: PLC0415
-    from fedloom.client import run as attend  # noqa: PLC0415
+    from fedloom.cli.common.logging import set_up  # noqa: PLC0415 - as above
+    from fedloom.client.agent.agent import attend  # noqa: PLC0415
+    from fedloom.client.agent.training_process import Program  # noqa: PLC0415
+    from fedloom.client.config import load  # noqa: PLC0415
     from fedloom.client.training.ranks import ranks  # noqa: PLC0415
 
     set_up(log_format, log_level)
+    if ranks() is None and (settings := load(config)).isolation == "process":
+        options = ("--log-format", log_format, "--log-level", log_level, "--config", str(config))
+        code_of = ("--flower", flower) if flower else (code,)
+        command = (sys.executable, "-m", "fedloom.cli.device.training_child", *options, *code_of)
+        attend(Program(command, settings.keep_warm_s), settings)
+        return
+    from fedloom.cli.common.load_code import load_client, load_flower  # noqa: PLC0415
+    from fedloom.client import run as run_here  # noqa: PLC0415
+
     if ranks() is not None:  # the agent logs a lost rank; torch would add C++ stack traces
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    attend(load_flower(flower, config) if flower else load_client(code), config=config)
+    run_here(load_flower(flower, config) if flower else load_client(code), config=config)
 
 
 @client.command("config")

@@ -90,6 +90,8 @@ class Unit:
             "KillMode=mixed",
             "Nice=10",
             "OOMScoreAdjust=500",
+            "# Without memory the kernel ends the training process; the agent continues.",
+            "OOMPolicy=continue",
         ]
 
     def _state(self) -> list[str]:

@@ -22,8 +22,11 @@ import grpc
 from fedloom.client.agent import trim_memory
 from fedloom.client.agent.condition_watch import ConditionWatch
 from fedloom.client.agent.task_queue import TaskQueue
+from fedloom.client.agent.trainer import Trainer
+from fedloom.client.agent.training_process import Program, TrainingProcess
+from fedloom.client.agent.training_thread import TrainingThread
 from fedloom.client.api import Client
-from fedloom.client.budgets import BudgetGate
+from fedloom.client.budgets import BudgetGate, machine
 from fedloom.client.conditions import ConditionGate
 from fedloom.client.config import ClientConfig, load
 from fedloom.client.gates import Gate
@@ -64,24 +67,28 @@ class Agent:
     """One client of a federation.
 
     Args:
-        client: your training code.
+        client: your training code, which runs in a thread; or the program of another process.
         config: of the client.
         gates: asked, in order, before the model of an offer is downloaded.
     """
 
-    def __init__(self, client: Client, config: ClientConfig, gates: Sequence[Gate] = ()) -> None:
+    def __init__(
+        self, client: Client | Program, config: ClientConfig, gates: Sequence[Gate] = ()
+    ) -> None:
         self._config = config
         self._store = ClientStore(config.state_dir)
         self._connection = Connection(config, self._store)
         chunks = Chunks(config.chunk_bytes)
         conditions = ConditionGate(config.conditions)
         tracer = tracing.tracer(config.tracing.endpoint, "fedloom-client")
+        self._trainer = _trainer(client, config, self._store)
+        budget = BudgetGate(config.budgets, self._store, resident=self._resident_bytes)
         self._tasks = TaskQueue(
-            client,
+            self._trainer,
             self._connection,
             self._store,
             chunks,
-            gates=[conditions, BudgetGate(config.budgets, self._store), *gates],
+            gates=[conditions, budget, *gates],
             rules=PolicyGate(PolicyFile(config.policy), config.state_dir),
             watch=ConditionWatch.of(conditions, config.conditions),
             interruptions=config.interruptions,
@@ -100,15 +107,23 @@ class Agent:
         self._away = False
         self._rejected = False
 
+    def _resident_bytes(self) -> int:
+        return machine.resident_bytes() + self._trainer.memory_bytes()
+
     async def run(self) -> None:
         """Run until cancelled.
 
         Raises:
             Refusal: the server refuses this client for good.
             UsageError: it is not enrolled, or another agent uses its state directory.
+            FedloomError: the training code cannot be loaded.
         """
         with only_agent(self._store.directory):
-            await self._run()
+            try:
+                await self._trainer.start()
+                await self._run()
+            finally:
+                await self._trainer.close()
 
     async def _run(self) -> None:
         attempt, longest = 0, 0.0
@@ -235,8 +250,14 @@ class Agent:
         raise await transfer.failure(stream, self._config.server)
 
 
+def _trainer(client: Client | Program, config: ClientConfig, store: ClientStore) -> Trainer:
+    if isinstance(client, Program):
+        return TrainingProcess(client, store, config.budgets, config.interruptions)
+    return TrainingThread(client, store, config.budgets)
+
+
 def run(client: Client, config: str | Path = "client.toml", gates: Sequence[Gate] = ()) -> None:
-    """Connect to the server and run its tasks until SIGTERM or SIGINT.
+    """Connect to the server and run its tasks until SIGTERM or SIGINT, training in this process.
 
     Under torchrun all ranks are one client: rank 0 connects, the others train with it.
 
@@ -315,7 +336,7 @@ class Breakable(Protocol):
 
 
 def attend(
-    client: Client,
+    client: Client | Program,
     settings: ClientConfig,
     gates: Sequence[Gate] = (),
     group: Breakable | None = None,

@@ -9,14 +9,13 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 
 from fedloom.client.agent.condition_watch import ConditionLost, ConditionWatch
 from fedloom.client.agent.downloads import ModelDownloads
-from fedloom.client.agent.task_run import OutOfTimeError, TaskRun, task_from_message
-from fedloom.client.agent.training_thread import TrainingThread, words
-from fedloom.client.api import Client, Task
-from fedloom.client.budgets import Budgets, Pace, room_beside
+from fedloom.client.agent.task_run import OutOfTimeError, checkpoints_of, task_from_message
+from fedloom.client.agent.trainer import Order, Trainer, TrainingProcessError, reasons
+from fedloom.client.api import Task
+from fedloom.client.budgets import Budgets, Pace
 from fedloom.client.gates import Able, Gate, Objection, first_objection
 from fedloom.client.network import transfer
 from fedloom.client.network.connection import Connection
@@ -28,7 +27,7 @@ from fedloom.client.owner.policy_gate import PolicyGate
 from fedloom.client.owner.update_check import check_leaving
 from fedloom.client.state.model_check import UnfitError
 from fedloom.client.state.store import ClientStore
-from fedloom.client.training.checkpoints import Checkpoints, Interruptions
+from fedloom.client.training.checkpoints import Interruptions
 from fedloom.client.training.progress import TrainingProgress
 from fedloom.protocol import tracing
 from fedloom.protocol.errors import Code, FedloomError, Refusal, UsageError, printable
@@ -48,7 +47,7 @@ class TaskQueue:
     """Accepts offers and runs their tasks, one training at a time.
 
     Args:
-        client: the author's code.
+        trainer: runs the author's code.
         connection: to the server.
         store: of models and updates.
         chunks: sizes of an upload's messages.
@@ -66,7 +65,7 @@ class TaskQueue:
 
     def __init__(
         self,
-        client: Client,
+        trainer: Trainer,
         connection: Connection,
         store: ClientStore,
         chunks: Chunks,
@@ -78,12 +77,12 @@ class TaskQueue:
         budgets: Budgets | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        self._client = client
+        self._trainer = trainer
         self._connection = connection
         self._store = store
         self._chunks = chunks
         self._rules = rules or PolicyGate(PolicyFile(None), store.directory)
-        self._gates: tuple[Gate, ...] = (Able(client), self._rules, *gates)
+        self._gates: tuple[Gate, ...] = (Able(trainer), self._rules, *gates)
         self._watch = watch or ConditionWatch()
         self._interruptions = interruptions or Interruptions()
         self._budgets = budgets or Budgets()
@@ -99,7 +98,6 @@ class TaskQueue:
         self._work: dict[TaskId, asyncio.Task[None]] = {}
         self._tasks: dict[TaskId, Task] = {}
         self._turn = asyncio.Lock()
-        self._trainer = TrainingThread()
         self.idle, self.busy = asyncio.Event(), asyncio.Event()
         self.idle.set()
         self._reports: set[asyncio.Task[None]] = set()
@@ -165,7 +163,8 @@ class TaskQueue:
                 await self._decline(offer.key, objection)
                 return
             self._rules.took(offer)
-            task = replace(task, checkpoints=self._checkpoints(offer))
+            checkpoints = checkpoints_of(offer, self._store, self._budgets, self._interruptions)
+            task = replace(task, checkpoints=checkpoints)
             self._tasks[key] = task
             work = asyncio.ensure_future(self._traced(offer, task))
             self._work[key] = work
@@ -206,12 +205,6 @@ class TaskQueue:
             task=key, accepted=not declined, reason=printable(declined, 500), again_s=again_s
         )
         await self._connection.send(fleet_pb2.ClientMessage(offer_reply=reply))
-
-    def _checkpoints(self, offer: fleet_pb2.Task) -> Checkpoints:
-        settings = self._interruptions
-        path = self._store.checkpoint_path(offer) if settings.checkpoints else None
-        room = partial(room_beside, self._budgets, self._store, offer)
-        return Checkpoints(path, settings.checkpoint_s, room=room)
 
     def _forget(self, key: TaskId) -> None:
         self._work.pop(key, None)
@@ -294,12 +287,17 @@ class TaskQueue:
         except ConditionLost as lost:
             await self._decline(offer.key, Objection(str(lost), self._watch.again_s))
         except asyncio.CancelledError:
+            self._store.remove_unfinished(*key)
             raise
         except Exception as error:
-            log.exception("round %d of %s: the client's code failed", task.round, task.run)
+            self._store.remove_unfinished(*key)
+            if isinstance(error, TrainingProcessError):
+                log.error("round %d of %s: %s", task.round, task.run, error)  # noqa: TRY400 - the traceback is the agent's
+            else:
+                log.exception("round %d of %s: the client's code failed", task.round, task.run)
             span.end(type(error).__name__)
-            full = f"{type(error).__name__}: {words(error)}"
-            reason = full if self._sends_error_messages() else type(error).__name__
+            short, full = reasons(error)
+            reason = full if self._sends_error_messages() else short
             sent = "this" if reason == full else reason
             text = f"The training of {_of(key)} failed: {full} (reported to the server: {sent})"
             self._note("failed", key, printable(text))
@@ -349,11 +347,9 @@ class TaskQueue:
             self._store.remove_other_rounds(self._work)
             await self._downloads.obtain(offer)
             policy = self._rules.policy.current()
-            work = TaskRun(
-                self._client, task, offer, self._connection.name, self._store, policy, self._budgets
-            )
+            order = Order(offer, task, self._connection.name, policy)
             with self._reporting(offer, task, policy), self._tracer.span("train"):
-                return await self._trainer.run(work.run, task)
+                return await self._trainer.train(order)
 
     @contextmanager
     def _reporting(self, offer: fleet_pb2.Task, task: Task, policy: Policy) -> Iterator[None]:

@@ -7,15 +7,16 @@ Only differences leave the device: new values minus the received ones, for the c
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from fedloom.client.agent.trim_memory import trim
 from fedloom.client.api import Client, Kind, Params, Task, Update, Weighting
-from fedloom.client.budgets import Budgets, machine
+from fedloom.client.budgets import Budgets, machine, room_beside
 from fedloom.client.owner.policy import Policy, PolicyError
 from fedloom.client.owner.update_check import too_few
 from fedloom.client.state.store import ClientStore
+from fedloom.client.training.checkpoints import Checkpoints, Interruptions
 from fedloom.client.training.client_rule import RuleContext, RuleOutput, apply_rule
 from fedloom.client.update.clip_and_noise import Guard
 from fedloom.client.update.compress import compress
@@ -72,6 +73,15 @@ def task_from_message(message: fleet_pb2.Task, client: str = "") -> Task:
     )
 
 
+def checkpoints_of(
+    message: fleet_pb2.Task, store: ClientStore, budgets: Budgets, settings: Interruptions
+) -> Checkpoints:
+    """Return the checkpoints of a task, within the device's budget of disk space."""
+    path = store.checkpoint_path(message) if settings.checkpoints else None
+    room = partial(room_beside, budgets, store, message)
+    return Checkpoints(path, settings.checkpoint_s, room=room)
+
+
 class OutOfTimeError(Exception):
     """The training exceeded the device's time budget, and its partial result cannot be used."""
 
@@ -92,6 +102,7 @@ class TaskRun:
         store: of the model and the update.
         policy: what the device's owner allows to leave.
         budgets: of the device.
+        trains: called when training begins, after an evaluation.
     """
 
     client: Client
@@ -101,6 +112,7 @@ class TaskRun:
     store: ClientStore
     policy: Policy = field(default_factory=Policy)
     budgets: Budgets = field(default_factory=Budgets)
+    trains: Callable[[], None] = lambda: None
 
     @property
     def _asked(self) -> TaskDescription:
@@ -149,6 +161,7 @@ class TaskRun:
         if task.kind is Kind.TRAIN:
             self._check_any_may_leave(path)
             crossing("client.train.before")
+            self.trains()
             if self.budgets.training_s is not None:
                 task.limit(self.budgets.training_s)
             trained = self.client.train(self._model(path, task.local.own), task)

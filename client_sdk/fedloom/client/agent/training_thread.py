@@ -1,7 +1,8 @@
-"""The thread in which training code runs: one call at a time, never killed.
+"""Training code in a thread of this process, for programs that embed an agent.
 
 Python cannot kill a thread. Training code that ignores the request to stop runs until it returns or
-the process ends; until then this device declines offers and gives the reason.
+the process ends; until then this device declines offers and gives the reason. `training_process`
+has none of these limits.
 
 Invariant: `run` returns, even when cancelled, only after the code has: trainings never overlap.
 """
@@ -14,9 +15,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from fedloom.client.api import Task
+from fedloom.client.agent.task_run import TaskRun
+from fedloom.client.agent.trainer import Order, Trainer, as_exception
+from fedloom.client.api import Client, Task
+from fedloom.client.budgets import Budgets
 from fedloom.client.gates import Objection
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.errors import printable
+from fedloom.protocol.v1 import fleet_pb2
 
 log = logging.getLogger(__name__)
 
@@ -29,18 +35,50 @@ LEAST_REST_S, LONGEST_REST_S = 1.0, 60.0
 """Bounds of the pause that is asked of the server meanwhile: the time waited so far."""
 
 
-class TrainingThread:
+class TrainingThread(Trainer):
     """Runs training code, one call at a time.
 
     Args:
+        client: the training code.
+        store: of models and updates.
+        budgets: of the device.
         clock: seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        client: Client,
+        store: ClientStore,
+        budgets: Budgets,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client, self._store, self._budgets = client, store, budgets
         self._clock = clock
         self._task: Task | None = None
         self._asked_at: float | None = None
         self._ended = asyncio.Event()
+
+    def can_train(self) -> bool:
+        """Whether the code has a `train`."""
+        return self._client.can_train()
+
+    def memory_bytes(self) -> int:
+        """None: the code runs in this process."""
+        return 0
+
+    async def start(self) -> None:
+        """Do nothing: the code is loaded."""
+
+    async def close(self) -> None:
+        """Do nothing: the thread ends with the process."""
+
+    async def train(self, order: Order) -> fleet_pb2.UpdateHeader:
+        """Run a task; its update is then in the outbox."""
+        work = TaskRun(
+            self._client, order.task, order.message, order.client, self._store, order.policy,
+            self._budgets,
+        )  # fmt: skip
+        return await self.run(work.run, order.task)
 
     async def run(self, call: Callable[[], T], task: Task) -> T:
         """Run blocking code for a task in a daemon thread.
@@ -113,7 +151,7 @@ async def _in_thread(call: Callable[[], T], task: Task, asked: Callable[[], None
         try:
             result, error = call(), None
         except BaseException as caught:  # noqa: BLE001 - passed on
-            result, error = None, _as_exception(caught)
+            result, error = None, as_exception(caught)
         with suppress(RuntimeError):  # the loop has closed
             loop.call_soon_threadsafe(settle, result, error)
 
@@ -126,25 +164,3 @@ async def _in_thread(call: Callable[[], T], task: Task, asked: Callable[[], None
         await asyncio.wait([done])
         done.exception()  # retrieved, so that asyncio does not log it
         raise
-
-
-def _as_exception(error: BaseException) -> Exception:
-    """What training code raised, as an exception that fails only its task.
-
-    `SystemExit` would end the agent, `CancelledError` would look like a withdrawn task, and a
-    future cannot hold `StopIteration`.
-    """
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    said = f"{type(error).__name__}({words(error)})"
-    wrapped = RuntimeError(f"The training code raised {said}.")
-    wrapped.__cause__ = error
-    return wrapped
-
-
-def words(error: BaseException) -> str:
-    """The message of an error; its class may fail to give one."""
-    try:
-        return printable(str(error))
-    except Exception as another:  # noqa: BLE001 - the author's own class
-        return f"<its message raises {type(another).__name__}>"

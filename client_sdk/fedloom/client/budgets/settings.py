@@ -23,7 +23,11 @@ class Budgets:
     )
     idle_io: bool = setting(False, doc="use the idle I/O priority for the training (Linux)")
     memory_mb: float | None = setting(
-        None, doc="largest memory of the process, MB (10^6 bytes)", least=1, example=1000.0
+        None,
+        doc="largest memory of the agent and its training process together, MB (10^6 bytes); a "
+        "training that exceeds it is ended",
+        least=1,
+        example=1000.0,
     )
     memory_factor: float = setting(
         4.0,

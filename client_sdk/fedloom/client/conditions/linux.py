@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedloom.client import process_tree
+
 ROOT = Path("/")
 SAMPLE_S = 0.5
 """Time between two readings of the processors' counters."""
@@ -94,10 +96,9 @@ def _ticks(root: Path) -> list[int]:
     return ticks
 
 
-def _own_ticks() -> float:
-    used = os.times()
-    here = used.user + used.system + used.children_user + used.children_system
-    return here * os.sysconf("SC_CLK_TCK")
+def _own_ticks() -> int:
+    """Of this process and of all that it started, such as the training process."""
+    return process_tree.processor_ticks(process_tree.tree(os.getpid()))
 
 
 def temperature(root: Path = ROOT) -> float:

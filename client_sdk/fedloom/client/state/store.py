@@ -374,6 +374,14 @@ class ClientStore:
         self._header_path(run, number).unlink(missing_ok=True)
         self.body_path(run, number).unlink(missing_ok=True)
 
+    def remove_unfinished(self, run: str, number: int) -> None:
+        """Remove what a training that was ended by force had begun to write."""
+        for folder in (self._outbox, self._checkpoints):
+            for path in folder.glob(f"{run}.{number}.*tmp"):
+                path.unlink(missing_ok=True)
+        if not self._header_path(run, number).exists():
+            self.body_path(run, number).unlink(missing_ok=True)
+
     def remove_other_rounds(self, tasks: Iterable[tuple[str, int]]) -> None:
         """Remove updates and checkpoints of all rounds but these."""
         keep = tuple(f"{run}.{number}." for run, number in tasks)

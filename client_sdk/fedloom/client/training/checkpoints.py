@@ -42,7 +42,10 @@ class Interruptions:
         EVERY_S, doc="least time between two checkpoints of a training, seconds", least=0
     )
     stop_s: float = setting(
-        10.0, doc="how long a stopping process waits for the training step to end, seconds", least=0
+        10.0,
+        doc="how long a training may take to end after it was asked to stop, seconds; then its "
+        "process is ended",
+        least=0,
     )
 
 

@@ -1,0 +1,79 @@
+"""A process with all that it started: its memory, its processor time, its end.
+
+Source: proc(5) for stat, statm and smaps_rollup. Where there is no /proc, a process has no known
+descendants, and its memory and time are 0.
+"""
+
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+PROC = Path("/proc")
+_PARENT, _USER, _SYSTEM = 1, 11, 12
+"""Fields of /proc/PID/stat after the name, which may hold any character."""
+
+
+def tree(root: int) -> list[int]:
+    """A process and its descendants, parents first."""
+    children = defaultdict(list)
+    with suppress(OSError):
+        for folder in PROC.iterdir():
+            if folder.name.isdigit() and (fields := _stat(int(folder.name))):
+                children[int(fields[_PARENT])].append(int(folder.name))
+    found = [root]
+    for pid in found:
+        found += children[pid]
+    return found
+
+
+def memory_bytes(pids: Iterable[int]) -> int:
+    """Memory of processes, bytes; a page that several of them share counts once among them."""
+    return sum(map(_memory_bytes, pids))
+
+
+def _memory_bytes(pid: int) -> int:
+    with suppress(OSError, ValueError, IndexError):
+        for line in (PROC / str(pid) / "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return 1024 * int(line.split()[1])
+    with suppress(OSError, ValueError, IndexError):
+        pages = int((PROC / str(pid) / "statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def processor_ticks(pids: Iterable[int]) -> int:
+    """Processor time that processes have used, clock ticks."""
+    stats = map(_stat, pids)
+    return sum(int(fields[_USER]) + int(fields[_SYSTEM]) for fields in stats if fields)
+
+
+def _stat(pid: int) -> list[str]:
+    with suppress(OSError):
+        return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    return []
+
+
+def kill(pids: Iterable[int]) -> None:
+    """Kill processes, and what is left of the process groups that they lead or led."""
+    for pid in pids:
+        with suppress(OSError, AttributeError):  # no such group, or not POSIX
+            os.killpg(pid, signal.SIGKILL)
+        with suppress(OSError):
+            os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+
+
+def reap(leader: int, others: Iterable[int]) -> None:
+    """Remove ended processes that became children of this one, as in a container without an init.
+
+    Args:
+        leader: of an ended process group, whose own end was already waited for.
+        others: further processes that nothing else waits for.
+    """
+    for pid in (-leader, *others):
+        with suppress(OSError, AttributeError):  # none is our child, or not POSIX
+            while os.waitpid(pid, os.WNOHANG)[0]:
+                pass
