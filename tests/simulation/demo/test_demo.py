@@ -51,11 +51,12 @@ def test_held_out_shards_make_up_the_held_out_set(population):
     assert len(data.all_training(population)) + len(population.test) == 1797
 
 
-def test_a_client_process_loads_its_shard_from_its_file(population, tmp_path):
+def test_a_client_process_loads_its_shard_from_its_file(population, tmp_path, monkeypatch):
     """The client program trains and evaluates on its examples of the population."""
     paths = data.write(population, tmp_path)
     assert list(paths) == ["site-1", "site-2", "site-3"]
-    client = client_main.client(paths["site-2"])
+    monkeypatch.setenv(client_main.SHARD, str(paths["site-2"]))
+    client = client_main.client()
     params = parameters(client.model)
     task = baselines.training_task("site-2", 1, TINY)
     assert client.evaluate(params, task)[0] == len(population.held_out_shards[1])

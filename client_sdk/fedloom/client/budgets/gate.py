@@ -25,7 +25,7 @@ class BudgetGate:
         budgets: of this device.
         store: its oldest files are deleted to free space.
         available: returns free memory, bytes.
-        resident: returns the memory of this process, bytes.
+        resident: returns the memory in use by the agent, bytes.
         free: returns free disk space of a folder, bytes.
     """
 
@@ -52,7 +52,9 @@ class BudgetGate:
         times = f"{budgets.memory_factor:g} times the model of {_mb(size)}"
         if needs and needs > (there := self._available()):
             return f"The task needs {times}; only {_mb(there)} of memory are free."
-        most = float("inf") if budgets.memory_mb is None else budgets.memory_mb * MB
+        if budgets.memory_mb is None:
+            return None
+        most = budgets.memory_mb * MB
         if needs + (held := self._resident()) > most:
             return (
                 f"The task needs {times}, in addition to {_mb(held)} in use; memory_mb is "

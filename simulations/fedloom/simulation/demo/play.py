@@ -25,6 +25,7 @@ from fedloom.protocol.errors import UnavailableError
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.demo import baselines, data, progress, report
 from fedloom.simulation.demo.baselines import Baselines, tensors, training_task
+from fedloom.simulation.demo.client_main import SHARD
 from fedloom.simulation.demo.data import all_held_out, shape_of
 from fedloom.simulation.demo.model import SmallCNN, build
 from fedloom.simulation.demo.picture import draw
@@ -33,6 +34,7 @@ from fedloom.simulation.demo.settings import DemoSettings
 from fedloom.simulation.wire import federation
 from fedloom.simulation.wire.processes import LocalProcesses
 
+CLIENT = "fedloom.simulation.demo.client_main:client"
 NOTE = "# The run of the demo; `fedloom run template` explains every setting.\n"
 
 
@@ -148,12 +150,11 @@ def _start_clients(processes: LocalProcesses, population: Population, server: st
         processes.finish(process, "fedloom client enroll")
     for number, (name, shard) in enumerate(files.items()):
         config = processes.folder / name / "client.toml"
-        module = "fedloom.simulation.demo.client_main"
-        words = (module, "--config", str(config), "--shard", str(shard))
+        words = ("client", "run", CLIENT, "--config", str(config))
         if number == 0:
             more = f" &   … and {len(files) - 1} more"
-            processes.show("python", "-m", *words, more=more)
-        processes.keep(name, *words)
+            processes.show("env", f"{SHARD}={shard}", "fedloom", *words, more=more)
+        processes.keep(name, "fedloom.cli.main", *words, **{SHARD: str(shard)})
 
 
 def _watch(processes: LocalProcesses, run: str, console: Console) -> tuple[dict[str, Any], float]:

@@ -81,11 +81,21 @@ class LocalProcesses:
             raise UnavailableError(f"{what} failed: {(err or out).decode().strip()}")
         return json.loads(out)
 
-    def keep(self, name: str, module: str, *words: str) -> None:
-        """Run a module until this process ends, even by SIGKILL; its output goes to NAME.log."""
+    def keep(self, name: str, module: str, *words: str, **variables: str) -> None:
+        """Run a module until this process ends, even by SIGKILL; its output goes to NAME.log.
+
+        Args:
+            name: of the process.
+            module: run as a program.
+            words: its arguments.
+            variables: of its environment, in addition to this process's.
+        """
         with (self.folder / f"{name}.log").open("wb") as log:
             self._running[name] = subprocess.Popen(  # noqa: S603 - our own commands
-                [*_WITH_PARENT, str(os.getpid()), module, *words], stdout=log, stderr=log
+                [*_WITH_PARENT, str(os.getpid()), module, *words],
+                stdout=log,
+                stderr=log,
+                env=os.environ | variables,
             )
 
     def check(self) -> None:
