@@ -10,12 +10,14 @@ that it was handed (and a gradient, where a rule asks it for one).
 plain torch needs in the same process, measured before the agent begins: the gradient, workspaces,
 and pages of torch's code. The module itself is there when the agent is idle.
 
-The peak is the kernel's record (VmHWM): all that is resident, pages of mapped files too, less what
-the agent had when it was idle before its first task. Prints a table and writes
+The peak is the kernel's record (VmHWM) of the agent and of its training process, added up: all
+that is resident, pages of mapped files too, less what both had when they were idle before the first
+task. With --isolation none the training is a thread of the agent. Prints a table and writes
 out/agent_memory.json; fails where a figure is above the target.
 """
 
 import argparse
+import json
 import logging
 import multiprocessing
 import sys
@@ -25,8 +27,12 @@ from pathlib import Path
 import numpy as np
 from deployment import deployed, memory_bytes, model, report
 
-from fedloom.client import Client, MaskOf, SliceOf, Update, run
+from fedloom.client import Client, MaskOf, SliceOf, Update, process_tree, run
+from fedloom.client.agent import agent
+from fedloom.client.agent.training_child import serve
+from fedloom.client.agent.training_process import Program
 from fedloom.client.agent.trim_memory import trim_all
+from fedloom.client.config import load
 
 SPAWN = multiprocessing.get_context("spawn")
 MIB = 2**20
@@ -118,13 +124,12 @@ class InPlace(Client):
         return values
 
 
-def attend(path):
-    logging.disable(logging.INFO)
-    run(InPlace(), path)
+def in_place(_shapes, _told):
+    return InPlace()
 
 
-def attend_torch(path, shapes, told):
-    """Attend with linear layers; tell what a training of them by plain torch needs."""
+def of_torch(shapes, told):
+    """Linear layers; writes what a training of them by plain torch needs to a file."""
     import torch  # noqa: PLC0415 - the other agents do without
     from torch.nn.functional import mse_loss  # noqa: PLC0415 - likewise
 
@@ -139,7 +144,6 @@ def attend_torch(path, shapes, told):
             optimizer.step()
         optimizer.zero_grad()
 
-    logging.disable(logging.INFO)
     torch.set_num_threads(1)
     module = torch.nn.Sequential(*(torch.nn.Linear(n, n, bias=False) for n, _ in shapes))
     x = torch.randn(8, shapes[0][0])
@@ -148,8 +152,25 @@ def attend_torch(path, shapes, told):
     idle, _ = memory_bytes("self")
     forget_peak("self")
     train()
-    told.send(memory_bytes("self")[1] - idle)
-    run(TorchClient(module, (x, x), mse_loss), path)
+    Path(told).write_text(str(memory_bytes("self")[1] - idle))
+    trim_all()
+    return TorchClient(module, (x, x), mse_loss)
+
+
+MAKERS = {"numpy": in_place, "torch": of_torch}
+
+
+def attend_here(path, kind, shapes, told):
+    """An agent that trains in a thread."""
+    logging.disable(logging.INFO)
+    run(MAKERS[kind](shapes, told), path)
+
+
+def attend_apart(path, kind, shapes, told):
+    """An agent with a training process, as `fedloom client run` starts one."""
+    logging.disable(logging.INFO)
+    command = (sys.executable, __file__, "--train", json.dumps([kind, shapes, str(told)]))
+    agent.attend(Program(command, keep_warm_s=1e6), load(path))
 
 
 def one(num_values):
@@ -170,8 +191,13 @@ def forget_peak(pid):
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
+def idle_of(pid):
+    """What an agent and its training process hold, bytes."""
+    return sum(memory_bytes(one)[0] for one in process_tree.tree(pid))
+
+
 def peak_of(deployment, pid, params, tables, rounds):
-    """Most that an agent held while a run went on."""
+    """Most that each of them held while a run went on, added up."""
     spec = {
         "name": "memory",
         "rounds": rounds,
@@ -180,12 +206,13 @@ def peak_of(deployment, pid, params, tables, rounds):
         "train": {"steps": STEPS, "learning_rate": 1.0},
         **tables,
     }
-    forget_peak(pid)
+    for one in process_tree.tree(pid):
+        forget_peak(one)
     deployment.until(deployment.submit(params, spec), timeout_s=900.0)
-    return memory_bytes(pid)[1]
+    return sum(memory_bytes(one)[1] for one in process_tree.tree(pid))
 
 
-def measure(cases, params, size_mb, rounds):
+def measure(cases, params, size_mb, rounds, attend):
     """The rows of an agent's cases, one after another; all by one policy and one kind of client."""
     size = sum(array.nbytes for array in params.values())
     _, policy, _ = CASES[cases[0]]
@@ -193,24 +220,23 @@ def measure(cases, params, size_mb, rounds):
         path = deployment.clients["a"]
         if policy:
             path.with_name("policy.toml").write_text(policy)
-        by_torch, (heard, told) = cases[0] in TORCH, SPAWN.Pipe(duplex=False)
+        kind, told = "torch" if cases[0] in TORCH else "numpy", path.with_name("of_torch")
         shapes = [array.shape for array in params.values()]
-        target, arguments = (attend_torch, (path, shapes, told)) if by_torch else (attend, (path,))
-        agent = SPAWN.Process(target=target, args=arguments, daemon=True)
-        agent.start()
+        device = SPAWN.Process(target=attend, args=(path, kind, shapes, told))
+        device.start()
         try:
-            of_torch = heard.recv() / size if by_torch else 0.0
             deployment.wait_online(1)
             time.sleep(8.0)  # until it has given back what its start needed
-            idle, _ = memory_bytes(agent.pid)
+            by_torch = int(told.read_text()) / size if kind == "torch" else 0.0
+            idle = idle_of(device.pid)
             for case in cases:
                 tables, _, own = CASES[case]
-                peak = peak_of(deployment, agent.pid, params, tables, rounds)
+                peak = peak_of(deployment, device.pid, params, tables, rounds)
                 models = (peak - idle) / size
-                yield case, size_mb, idle / MIB, peak / MIB, models, models - own - of_torch
+                yield case, size_mb, idle / MIB, peak / MIB, models, models - own - by_torch
         finally:
-            agent.kill()
-            agent.join()
+            device.terminate()
+            device.join()
 
 
 def main():
@@ -219,7 +245,14 @@ def main():
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--one", action="store_true", help="all of the model in one tensor")
+    parser.add_argument("--isolation", choices=["process", "none"], default="process")
+    parser.add_argument("--train", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.train:
+        kind, *given = arguments.train
+        serve(lambda: MAKERS[kind](*given))
+        return
+    attend = attend_apart if arguments.isolation == "process" else attend_here
     columns = ("case", "MB", "idle_mib", "peak_mib", "models", "above_own")
     agents, rows = {}, []
     for case in arguments.cases:
@@ -228,7 +261,7 @@ def main():
         for (_, by_torch), cases in agents.items():
             make = one if arguments.one else layers if by_torch else model
             params = make(size_mb * 1_000_000 // 4)
-            for row in measure(cases, params, size_mb, arguments.rounds):
+            for row in measure(cases, params, size_mb, arguments.rounds, attend):
                 print(f"{row[0]}, {size_mb} MB: {row[-1]:.2f}", file=sys.stderr, flush=True)
                 rows.append(row)
     report("agent_memory", columns, rows)

@@ -26,6 +26,7 @@ from fedloom.client.agent import training_frames as frames
 from fedloom.client.agent.task_run import OutOfTimeError, StoppedError
 from fedloom.client.agent.trainer import CodeError, Order, Trainer, TrainingProcessError
 from fedloom.client.agent.training_frames import Frame
+from fedloom.client.agent.trim_memory import trim_all
 from fedloom.client.api import Task
 from fedloom.client.budgets import Budgets
 from fedloom.client.budgets.gate import MB
@@ -42,6 +43,9 @@ CHECK_S = 0.25
 """Seconds between two checks of a running training's memory and time."""
 LEAVE_S = 2.0
 """How long an idle process may take to end by itself."""
+TRIM_AFTER_S = 5.0
+"""Time into a training after which the agent returns the memory that the download needed; sooner it
+would cost short rounds more than it is worth."""
 DRAIN_S = 1.0
 """How long the last output of an ended process is waited for."""
 _LINES, _LINE_CHARS, _KEPT_LINES = 8, 200, 100
@@ -174,12 +178,14 @@ class TrainingProcess(Trainer):
         await asyncio.sleep(self._program.keep_warm_s)
         log.debug("the idle training process ends after %g s", self._program.keep_warm_s)
         await asyncio.shield(child.end(LEAVE_S))
+        trim_all()
 
     # ---- a task ------------------------------------------------------------------------------
 
     async def _result(self, child: "_Child", task: Task) -> fleet_pb2.UpdateHeader:
         result = child.result
         guard = asyncio.ensure_future(self._guard(child))
+        trimming = asyncio.get_running_loop().call_later(TRIM_AFTER_S, trim_all)
         try:
             await asyncio.wait((result, guard), return_when=asyncio.FIRST_COMPLETED)
             if result.done():
@@ -198,6 +204,7 @@ class TrainingProcess(Trainer):
             raise
         finally:
             guard.cancel()
+            trimming.cancel()
 
     async def _guard(self, child: "_Child") -> Exception:
         """Wait until a training exceeds its memory, or its time by far; returns what to say."""
