@@ -11,6 +11,7 @@ all that it started, as far as the system shows it.
 """
 
 import asyncio
+import codecs
 import logging
 import os
 import signal
@@ -249,6 +250,8 @@ class _Child(asyncio.SubprocessProtocol):
         self._task: Task | None = None
         self._frames = frames.FrameBuffer()
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._rest = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._family: list[int] = []
         self._open_pipes = {1, 2}
         self._drained, self._ended = asyncio.Event(), asyncio.Event()
@@ -334,10 +337,12 @@ class _Child(asyncio.SubprocessProtocol):
             self._break(f"The training process sent what is no message: {error}.")
 
     def _printed(self, data: bytes) -> None:
-        text = data.decode(errors="replace")
+        text = self._decoder.decode(data)
         sys.stderr.write(text)
         sys.stderr.flush()
-        self._lines.extend(line[-_LINE_CHARS:] for line in text.splitlines() if line.strip())
+        *lines, rest = (self._rest + text).split("\n")
+        self._rest = rest[-_LINE_CHARS:]
+        self._lines.extend(line[-_LINE_CHARS:] for line in lines if line.strip())
 
     def _received(self, kind: Frame, payload: bytes) -> None:
         match kind:
@@ -405,7 +410,7 @@ class _Child(asyncio.SubprocessProtocol):
         self._ended.set()
 
     def _output(self) -> str:
-        lines = list(self._lines)
+        lines = [*self._lines, *([self._rest] if self._rest.strip() else [])]
         fatal = next((i for i, line in enumerate(lines) if line.startswith(_FATAL)), len(lines))
         begin = max(0, min(fatal - _LINES_BEFORE, len(lines) - _LINES))
         return " | ".join(lines[begin:][:_LINES])
