@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 FLOWER ?= .venv-flower
+HF     ?= .venv-hf
 FUZZ   ?= .venv-fuzz
 DEPLOY_LINT ?= .venv-lint
 SUPPLY ?= .venv-supply
@@ -16,7 +17,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which would each compile all
 
 .DEFAULT_GOAL := help
-.PHONY: console fuzz help demo papers examples compiled test lint types arrows unit long flower crash faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
+.PHONY: console fuzz help demo papers examples compiled test lint types arrows unit long flower hf crash faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -81,6 +82,14 @@ flower: $(FLOWER)/.done ## apps and strategies for Flower, in an environment of 
 	$(FLOWER)/bin/python -m pytest -q -W ignore::DeprecationWarning \
 	  -o addopts="--import-mode=importlib --doctest-modules -ra" \
 	  client_sdk/fedloom/client/flower server/fedloom/server/flower
+
+$(HF)/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(HF)
+	$(HF)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,server]' pytest
+	@touch $@
+
+hf: $(HF)/.done ## clients of transformers and peft, in an environment of its own, a minute
+	$(HF)/bin/python -m pytest -q tests/client/hf
 
 $(FUZZ)/.done: constraints.txt
 	$(PYTHON) -m venv $(FUZZ)
@@ -148,4 +157,4 @@ bundle: ## what machines without a network install from, in out/bundle: EXTRAS=s
 	PYTHON=$(PYTHON) scripts/offline_bundle.sh --out out/bundle $(if $(EXTRAS),--extras $(EXTRAS))
 
 clean: ## remove the virtual environment and everything made
-	rm -rf $(VENV) $(FLOWER) $(FUZZ) $(DEPLOY_LINT) $(SUPPLY) out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FLOWER) $(HF) $(FUZZ) $(DEPLOY_LINT) $(SUPPLY) out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
