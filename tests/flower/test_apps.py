@@ -131,3 +131,17 @@ def test_a_numpy_client_equals_gradient_descent(tmp_path):
     assert status["rounds"][-1]["evaluation"]["values"]["accuracy"] > 0.5
     first = next(r for r in status["rounds"] if r["training"])
     assert first["training"]["values"] == {"round": 1.0}
+
+
+def test_an_app_is_checked_without_a_server(tmp_path):
+    """With the node_config that it needs it has no fault; without it the fault is named."""
+    pytest.importorskip("torch", reason="needs torch")
+    first, app = tmp_path / "init.safetensors", "torchquick.client_app:app"
+    with deployed(tmp_path, APPS / "torchquick") as here:
+        here.call("model", "init", "--flower", "torchquick.task:initial", "--out", first)
+        words = ("client", "test", "--flower", app, "--model", first)
+        found = here.call(*words, "--node", "partition-id=0", "--node", "num-partitions=2")
+        assert not [each for each in found["findings"] if each["weight"] == "fault"]
+        assert [each["number"] for each in found["rounds"]] == [1, 2, 3]
+        found = here.call(*words, check=False)
+        assert "KeyError: 'partition-id'" in found["findings"][0]["sentence"]

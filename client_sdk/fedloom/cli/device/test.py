@@ -1,5 +1,6 @@
 """`fedloom client test`: checks a client locally, and runs a few rounds with it."""
 
+import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,8 +12,22 @@ from fedloom.cli.common import output
 from fedloom.cli.common.options import FILE, json_option
 
 
+NOT_OF_FLOWER = ("stop", "copies")
+"""Checks that no Flower app can pass: it cannot ask whether to stop, and is not simulated here."""
+
+
 @click.command("test")
-@click.argument("code", metavar="FILE.py:NAME|MODULE:NAME")
+@click.argument("code", metavar="FILE.py:NAME|MODULE:NAME", required=False, default="")
+@click.option(
+    "--flower", default="", metavar="FILE.py:APP|MODULE:APP", help="Check a Flower ClientApp."
+)
+@click.option(
+    "--node",
+    "node_config",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Entry of the Flower app's node_config, such as partition-id=0; repeatable.",
+)
 @click.option(
     "--model", type=FILE, metavar="FILE", help="Initial model. Default: the client's `initial`."
 )
@@ -29,6 +44,8 @@ from fedloom.cli.common.options import FILE, json_option
 @json_option
 def test(  # noqa: PLR0917 - click passes them by name
     code: str,
+    flower: str,
+    node_config: tuple[str, ...],
     model: Path | None,
     tables: Path | None,
     rounds: int,
@@ -43,21 +60,25 @@ def test(  # noqa: PLR0917 - click passes them by name
     Examples:
       fedloom client test my_client.py:client
       fedloom client test my_client.py:client --run run.toml --model init.safetensors
+      fedloom client test --flower quickstart.client_app:app --model init.safetensors
     """
-    from fedloom.cli.common.load_code import load_client  # noqa: PLC0415 - it imports numpy
+    if bool(code) == bool(flower):
+        raise click.UsageError("Expected either FILE.py:NAME|MODULE:NAME or --flower.")
     from fedloom.client.testing import Run, check  # noqa: PLC0415
     from fedloom.protocol.settings import toml, within  # noqa: PLC0415
 
-    client = load_client(code)
-    with within(tables) if tables else nullcontext():
-        run = Run.of({} if tables is None else toml.read(tables, "a run's settings"))
-    found = check(client, model, run=run, threads=threads, ignore=ignore)
-    faults = [finding for finding in found if finding.weight == "fault"]
-    played = (
-        None
-        if faults or not rounds or not client.can_train()
-        else _play(client, model, run, rounds)
-    )
+    with tempfile.TemporaryDirectory() as state:
+        client = _load(code, flower, node_config, Path(state))
+        with within(tables) if tables else nullcontext():
+            run = Run.of({} if tables is None else toml.read(tables, "a run's settings"))
+        skipped = (*ignore, *NOT_OF_FLOWER) if flower else ignore
+        found = check(client, model, run=run, threads=threads, ignore=skipped)
+        faults = [finding for finding in found if finding.weight == "fault"]
+        played = (
+            None
+            if faults or not rounds or not client.can_train()
+            else _play(client, model, run, rounds)
+        )
     output.emit(
         {
             "findings": [
@@ -69,6 +90,21 @@ def test(  # noqa: PLR0917 - click passes them by name
     )
     if faults:
         click.get_current_context().exit(1)
+
+
+def _load(code: str, flower: str, node_config: tuple[str, ...], state: Path) -> Any:
+    from fedloom.cli.common import load_code  # noqa: PLC0415 - it imports numpy
+
+    if not flower:
+        if node_config:
+            raise click.UsageError("Expected --node with --flower.")
+        return load_code.load_client(code)
+    if unfit := [entry for entry in node_config if "=" not in entry]:
+        raise click.UsageError(f"Expected --node KEY=VALUE, got {unfit[0]!r}.")
+    from fedloom.client import flower as apps  # noqa: PLC0415
+
+    node = dict(entry.split("=", 1) for entry in node_config)
+    return apps.load(flower, load_code.find, state, node)
 
 
 def _play(client: Any, model: Path | None, run: Any, number: int) -> dict[str, Any]:
