@@ -11,7 +11,6 @@ import click
 from fedloom.cli.common import output
 from fedloom.cli.common.options import FILE, json_option
 
-
 NOT_OF_FLOWER = ("stop", "copies")
 """Checks that no Flower app can pass: it cannot ask whether to stop, and is not simulated here."""
 
