@@ -17,7 +17,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which would each compile all
 
 .DEFAULT_GOAL := help
-.PHONY: console fuzz help demo papers examples compiled test lint types arrows unit long flower hf crash faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
+.PHONY: console fuzz help demo papers examples compiled test lint types platforms arrows unit long flower hf crash faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -60,6 +60,10 @@ types: $(VENV)/.dev ## static types
 	MYPYPATH=server:client_sdk:strategies:simulations mypy \
 	  -p fedloom.protocol -p fedloom.client -p fedloom.cli -p fedloom.strategies \
 	  -p fedloom.server -p fedloom.simulation
+
+platforms: $(VENV)/.dev ## static types of the agent and the commands, as Windows and macOS see them
+	for platform in win32 darwin; do MYPYPATH=client_sdk:strategies mypy --platform $$platform \
+	  -p fedloom.protocol -p fedloom.client -p fedloom.cli || exit 1; done
 
 arrows: $(VENV)/.dev ## which package may import which
 	lint-imports

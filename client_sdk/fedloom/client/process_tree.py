@@ -6,6 +6,7 @@ descendants, and its memory and time are 0.
 
 import os
 import signal
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
@@ -39,6 +40,8 @@ def _memory_bytes(pid: int) -> int:
         for line in (PROC / str(pid) / "smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 return 1024 * int(line.split()[1])
+    if sys.platform == "win32":
+        return 0
     with suppress(OSError, ValueError, IndexError):
         pages = int((PROC / str(pid) / "statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
@@ -60,10 +63,14 @@ def _stat(pid: int) -> list[str]:
 def kill(pids: Iterable[int]) -> None:
     """Kill processes, and what is left of the process groups that they lead or led."""
     for pid in pids:
-        with suppress(OSError, AttributeError):  # no such group, or not POSIX
-            os.killpg(pid, signal.SIGKILL)
-        with suppress(OSError):
-            os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+        if sys.platform == "win32":
+            with suppress(OSError):
+                os.kill(pid, signal.SIGTERM)  # it ends a process there, whatever the number
+        else:
+            with suppress(OSError):  # no such group
+                os.killpg(pid, signal.SIGKILL)
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def reap(leader: int, others: Iterable[int]) -> None:
@@ -73,7 +80,9 @@ def reap(leader: int, others: Iterable[int]) -> None:
         leader: of an ended process group, whose own end was already waited for.
         others: further processes that nothing else waits for.
     """
+    if sys.platform == "win32":
+        return
     for pid in (-leader, *others):
-        with suppress(OSError, AttributeError):  # none is our child, or not POSIX
+        with suppress(OSError):  # none is our child
             while os.waitpid(pid, os.WNOHANG)[0]:
                 pass

@@ -8,6 +8,7 @@ import hashlib
 import http.client
 import json
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -159,6 +160,8 @@ class _Beside(http.client.HTTPConnection):
         self.headers: dict[str, str] = {}
 
     def connect(self) -> None:
+        if sys.platform == "win32":
+            raise UsageError("A server does not run on Windows. Give its address with --url.")
         path = self._directory / local_socket.NAME
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)

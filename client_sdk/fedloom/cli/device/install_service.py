@@ -1,7 +1,6 @@
 """`fedloom client install-service`: the agent as a sandboxed systemd service with its own user."""
 
 import os
-import pwd
 import re
 import shutil
 import subprocess
@@ -124,7 +123,7 @@ def uninstall(name: str, dry_run: bool) -> None:
 
 def _check_possible(what: str) -> None:
     """Refuse what is not Linux with systemd, or a user that is not root."""
-    if not RUNNING.is_dir():
+    if sys.platform == "win32" or not RUNNING.is_dir():
         raise click.UsageError(
             f"Cannot {what}: systemd does not run here (there is no {RUNNING}). In a container, "
             "let its engine restart `fedloom client run`. --dry-run prints the unit."
@@ -191,6 +190,10 @@ def _version() -> int:
 
 
 def _exists(user: str) -> bool:
+    if sys.platform == "win32":
+        return False
+    import pwd  # noqa: PLC0415 - POSIX has it
+
     try:
         pwd.getpwnam(user)
     except KeyError:

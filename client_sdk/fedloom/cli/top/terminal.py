@@ -7,9 +7,7 @@ changed lines are written, which avoids flicker and needs little bandwidth.
 import os
 import signal
 import sys
-import termios
 import threading
-import tty
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Self
@@ -17,6 +15,13 @@ from typing import Any, Self
 from rich.console import Console
 from rich.segment import Segments
 from rich.text import Text
+
+from fedloom.protocol.errors import UsageError
+
+if sys.platform == "win32":
+    raise UsageError("fedloom top needs a POSIX terminal. Use the console, or WSL.")
+import termios
+import tty
 
 ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 LEAVE = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"

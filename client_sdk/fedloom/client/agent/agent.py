@@ -22,7 +22,7 @@ import grpc
 from fedloom.client.agent import trim_memory
 from fedloom.client.agent.condition_watch import ConditionWatch
 from fedloom.client.agent.task_queue import TaskQueue
-from fedloom.client.agent.trainer import Trainer
+from fedloom.client.agent.task_runner import TaskRunner
 from fedloom.client.agent.training_process import Program, TrainingProcess
 from fedloom.client.agent.training_thread import TrainingThread
 from fedloom.client.api import Client
@@ -81,10 +81,10 @@ class Agent:
         chunks = Chunks(config.chunk_bytes)
         conditions = ConditionGate(config.conditions)
         tracer = tracing.tracer(config.tracing.endpoint, "fedloom-client")
-        self._trainer = _trainer(client, config, self._store)
+        self._runner = _runner(client, config, self._store)
         budget = BudgetGate(config.budgets, self._store, resident=self._resident_bytes)
         self._tasks = TaskQueue(
-            self._trainer,
+            self._runner,
             self._connection,
             self._store,
             chunks,
@@ -108,7 +108,7 @@ class Agent:
         self._rejected = False
 
     def _resident_bytes(self) -> int:
-        return machine.resident_bytes() + self._trainer.memory_bytes()
+        return machine.resident_bytes() + self._runner.memory_bytes()
 
     async def run(self) -> None:
         """Run until cancelled.
@@ -120,10 +120,10 @@ class Agent:
         """
         with only_agent(self._store.directory):
             try:
-                await self._trainer.start()
+                await self._runner.start()
                 await self._run()
             finally:
-                await self._trainer.close()
+                await self._runner.close()
 
     async def _run(self) -> None:
         attempt, longest = 0, 0.0
@@ -250,7 +250,7 @@ class Agent:
         raise await transfer.failure(stream, self._config.server)
 
 
-def _trainer(client: Client | Program, config: ClientConfig, store: ClientStore) -> Trainer:
+def _runner(client: Client | Program, config: ClientConfig, store: ClientStore) -> TaskRunner:
     if isinstance(client, Program):
         return TrainingProcess(client, store, config.budgets, config.interruptions)
     return TrainingThread(client, store, config.budgets)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from fedloom.client.agent.condition_watch import ConditionLost, ConditionWatch
 from fedloom.client.agent.downloads import ModelDownloads
 from fedloom.client.agent.task_run import OutOfTimeError, checkpoints_of, task_from_message
-from fedloom.client.agent.trainer import Order, Trainer, TrainingProcessError, reasons
+from fedloom.client.agent.task_runner import TaskOrder, TaskRunner, TrainingProcessError, reasons
 from fedloom.client.api import Task
 from fedloom.client.budgets import Budgets, Pace
 from fedloom.client.gates import Able, Gate, Objection, first_objection
@@ -47,7 +47,7 @@ class TaskQueue:
     """Accepts offers and runs their tasks, one training at a time.
 
     Args:
-        trainer: runs the author's code.
+        runner: runs the author's code.
         connection: to the server.
         store: of models and updates.
         chunks: sizes of an upload's messages.
@@ -65,7 +65,7 @@ class TaskQueue:
 
     def __init__(
         self,
-        trainer: Trainer,
+        runner: TaskRunner,
         connection: Connection,
         store: ClientStore,
         chunks: Chunks,
@@ -77,12 +77,12 @@ class TaskQueue:
         budgets: Budgets | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        self._trainer = trainer
+        self._runner = runner
         self._connection = connection
         self._store = store
         self._chunks = chunks
         self._rules = rules or PolicyGate(PolicyFile(None), store.directory)
-        self._gates: tuple[Gate, ...] = (Able(trainer), self._rules, *gates)
+        self._gates: tuple[Gate, ...] = (Able(runner), self._rules, *gates)
         self._watch = watch or ConditionWatch()
         self._interruptions = interruptions or Interruptions()
         self._budgets = budgets or Budgets()
@@ -177,7 +177,7 @@ class TaskQueue:
         return key in self._tasks and not self._tasks[key].dropped
 
     async def _objection(self, key: TaskId, offer: fleet_pb2.Task) -> Objection | None:
-        if objection := await self._trainer.objection():
+        if objection := await self._runner.objection():
             return objection
         if len(self._work) >= MAX_TASKS:
             return Objection(f"this device already has {MAX_TASKS} tasks.")
@@ -347,9 +347,9 @@ class TaskQueue:
             self._store.remove_other_rounds(self._work)
             await self._downloads.obtain(offer)
             policy = self._rules.policy.current()
-            order = Order(offer, task, self._connection.name, policy)
+            order = TaskOrder(offer, task, self._connection.name, policy)
             with self._reporting(offer, task, policy), self._tracer.span("train"):
-                return await self._trainer.train(order)
+                return await self._runner.train(order)
 
     @contextmanager
     def _reporting(self, offer: fleet_pb2.Task, task: Task, policy: Policy) -> Iterator[None]:

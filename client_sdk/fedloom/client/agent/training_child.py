@@ -25,9 +25,9 @@ from fedloom.client.agent.task_run import (
     checkpoints_of,
     task_from_message,
 )
-from fedloom.client.agent.trainer import as_exception, words
+from fedloom.client.agent.task_runner import as_exception, words
 from fedloom.client.agent.training_frames import Frame, WrittenOrder
-from fedloom.client.api import Client, Task
+from fedloom.client.api import Client, Metrics, Params, Task, Trained
 from fedloom.client.owner.policy import PolicyError
 from fedloom.client.state.store import ClientStore
 from fedloom.client.training.progress import TrainingProgress
@@ -77,10 +77,14 @@ class _Pipes:
         self._buffer = frames.FrameBuffer()
         self._writing = threading.Lock()
 
+    def end_a_fork(self) -> None:
+        """End a fork that the training code made, and that returned where its parent does."""
+        if os.getpid() != self._process:
+            os._exit(1)
+
     def send(self, frame: bytes) -> None:
         """Write a frame whole."""
-        if os.getpid() != self._process:
-            os._exit(1)  # a fork of the training code that returned where its parent does
+        self.end_a_fork()
         data = memoryview(frame)
         with self._writing:
             while data:
@@ -94,11 +98,36 @@ class _Pipes:
         return []
 
 
+class _OnlyHere(Client):
+    """Training code of which only this process uses the result: a fork would write it, too."""
+
+    def __init__(self, client: Client, pipes: _Pipes) -> None:
+        self._client, self._pipes = client, pipes
+
+    def can_train(self) -> bool:
+        return self._client.can_train()
+
+    def can_evaluate(self) -> bool:
+        return self._client.can_evaluate()
+
+    def train(self, params: Params, task: Task) -> Trained:
+        try:
+            return self._client.train(params, task)
+        finally:
+            self._pipes.end_a_fork()
+
+    def evaluate(self, params: Params, task: Task) -> tuple[int, Metrics]:
+        try:
+            return self._client.evaluate(params, task)
+        finally:
+            self._pipes.end_a_fork()
+
+
 class _Tasks:
     """Runs tasks in this thread, while another one listens."""
 
     def __init__(self, client: Client, pipes: _Pipes) -> None:
-        self._client, self._pipes = client, pipes
+        self._client, self._pipes = _OnlyHere(client, pipes), pipes
         self._work: queue.SimpleQueue[TaskRun | None] = queue.SimpleQueue()
         self._task: Task | None = None
         self._store: ClientStore | None = None
@@ -191,6 +220,6 @@ def _end_with_the_agent() -> None:
 
 
 def _end_group() -> None:
-    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():
+    if sys.platform != "win32" and os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

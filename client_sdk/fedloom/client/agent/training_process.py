@@ -25,7 +25,7 @@ from typing import cast
 from fedloom.client import process_tree
 from fedloom.client.agent import training_frames as frames
 from fedloom.client.agent.task_run import OutOfTimeError, StoppedError
-from fedloom.client.agent.trainer import CodeError, Order, Trainer, TrainingProcessError
+from fedloom.client.agent.task_runner import CodeError, TaskOrder, TaskRunner, TrainingProcessError
 from fedloom.client.agent.training_frames import Frame
 from fedloom.client.agent.trim_memory import trim_all
 from fedloom.client.api import Task
@@ -70,7 +70,7 @@ class Program:
     keep_warm_s: float
 
 
-class TrainingProcess(Trainer):
+class TrainingProcess(TaskRunner):
     """Runs tasks in a process of their own, one at a time.
 
     Args:
@@ -112,7 +112,7 @@ class TrainingProcess(Trainer):
             raise FedloomError(f"{error}") from None
         self._cool_later()
 
-    async def train(self, order: Order) -> fleet_pb2.UpdateHeader:
+    async def train(self, order: TaskOrder) -> fleet_pb2.UpdateHeader:
         """Run a task; its update is then in the outbox."""
         child = await self._warm()
         written = frames.WrittenOrder(
@@ -423,7 +423,7 @@ def _ending(code: int) -> str:
         name = f" ({signal.Signals(-code).name})"
     except ValueError:
         name = ""
-    hint = "; the system may have run out of memory" if -code == signal.SIGKILL else ""
+    hint = "; the system may have run out of memory" if name == " (SIGKILL)" else ""
     return f"was ended by signal {-code}{name}{hint}"
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from fedloom.client.agent.task_run import TaskRun
-from fedloom.client.agent.trainer import Order, Trainer, as_exception
+from fedloom.client.agent.task_runner import TaskOrder, TaskRunner, as_exception
 from fedloom.client.api import Client, Task
 from fedloom.client.budgets import Budgets
 from fedloom.client.gates import Objection
@@ -35,7 +35,7 @@ LEAST_REST_S, LONGEST_REST_S = 1.0, 60.0
 """Bounds of the pause that is asked of the server meanwhile: the time waited so far."""
 
 
-class TrainingThread(Trainer):
+class TrainingThread(TaskRunner):
     """Runs training code, one call at a time.
 
     Args:
@@ -72,7 +72,7 @@ class TrainingThread(Trainer):
     async def close(self) -> None:
         """Do nothing: the thread ends with the process."""
 
-    async def train(self, order: Order) -> fleet_pb2.UpdateHeader:
+    async def train(self, order: TaskOrder) -> fleet_pb2.UpdateHeader:
         """Run a task; its update is then in the outbox."""
         work = TaskRun(
             self._client, order.task, order.message, order.client, self._store, order.policy,

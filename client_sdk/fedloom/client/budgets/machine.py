@@ -52,6 +52,8 @@ def _of_cgroup(root: Path) -> Iterator[float]:
 
 def resident_bytes() -> int:
     """Resident memory of this process, bytes; 0 if it cannot be read."""
+    if sys.platform == "win32":
+        return 0
     with suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

@@ -24,6 +24,7 @@ from fedloom.client.owner.policy_gate import FILE as ROUNDS
 from fedloom.client.state.health_file import FILE as AGENT
 from fedloom.client.state.process_lock import FILE as LOCK
 from fedloom.client.state.store import ClientStore
+from fedloom.protocol import positional_files
 from fedloom.protocol.errors import Code, FedloomError, Refusal
 from fedloom.protocol.transport import methods
 from fedloom.protocol.trust.private_files import sync_directory
@@ -108,11 +109,11 @@ def wipe(state_dir: Path, *, keep_log: bool = False) -> list[Path]:
 
 def _overwrite(path: Path) -> None:
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+        handle = os.open(path, os.O_WRONLY | positional_files.NO_LINK | positional_files.BINARY)
     except OSError:
         return  # missing, or a link
     try:
-        os.pwrite(handle, secrets.token_bytes(os.fstat(handle).st_size), 0)
+        positional_files.write_at(handle, secrets.token_bytes(os.fstat(handle).st_size), 0)
         os.fsync(handle)
     finally:
         os.close(handle)

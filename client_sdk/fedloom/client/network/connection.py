@@ -6,6 +6,7 @@ uses and starts again on the next one.
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -241,4 +242,6 @@ class Connection:
 
 def _since_boot_s() -> float:
     """A clock that cannot be set; if the system supports it, it also runs during suspend."""
+    if sys.platform == "win32":
+        return time.monotonic()  # it runs during suspend
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -11,6 +11,7 @@ import grpc
 from fedloom.client.budgets.pace import Pace
 from fedloom.client.state.partial_download import PartialDownload
 from fedloom.client.state.store import ClientStore
+from fedloom.protocol import positional_files
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import (
     Code,
@@ -112,7 +113,8 @@ async def upload(
         await call.write(header.SerializeToString())
         reply = await _reply(call, server)
         if reply.WhichOneof("kind") == "proceed":
-            body = os.open(store.body_path(header.task.run, header.task.round), os.O_RDONLY)
+            path = store.body_path(header.task.run, header.task.round)
+            body = os.open(path, os.O_RDONLY | positional_files.BINARY)
             try:
                 offset = reply.proceed.offset
                 if offset > header.size_bytes:
@@ -137,7 +139,7 @@ async def upload(
 
 
 async def _send_body(call: Any, body: int, offset: int, chunks: Chunks, pace: Pace) -> None:
-    while chunk := os.pread(body, pace.most(chunks.size), offset):
+    while chunk := positional_files.read_at(body, pace.most(chunks.size), offset):
         begun = time.monotonic()
         await call.write(chunk)
         chunks.passed(len(chunk), time.monotonic() - begun)

@@ -20,6 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from fedloom.protocol import positional_files
+from fedloom.protocol.positional_files import BINARY, NO_LINK
+
 log = logging.getLogger(__name__)
 
 Entry: TypeAlias = dict[str, Any]
@@ -116,11 +119,11 @@ class Journal:
             self._failing = False
 
     def _append(self, line: bytes) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_LINK | BINARY
         handle = os.open(self._path, flags, 0o600)
         try:
             size = os.fstat(handle).st_size
-            if size and os.pread(handle, 1, size - 1) != b"\n":
+            if size and positional_files.read_at(handle, 1, size - 1) != b"\n":
                 line = b"\n" + line  # the last entry was truncated
             whole = os.write(handle, line) == len(line)
         finally:

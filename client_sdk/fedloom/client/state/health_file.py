@@ -11,11 +11,13 @@ import asyncio
 import json
 import os
 import socket
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedloom.client.state.process_lock import is_locked
 from fedloom.protocol.atomic_files import write_whole
 
 FILE = "agent.json"
@@ -85,10 +87,8 @@ def read_health(state_dir: Path) -> AgentHealth:
     """Read the health of the agent of a state directory."""
     try:
         status = json.loads((state_dir / FILE).read_text())
-        pid = int(status["pid"])
-        os.kill(pid, 0)
-    except PermissionError:  # another user's process
-        pass
+        if not _is_alive(int(status["pid"]), state_dir):
+            return AgentHealth(False)
     except (OSError, ValueError, KeyError, TypeError):
         return AgentHealth(False)
     return AgentHealth(
@@ -96,10 +96,22 @@ def read_health(state_dir: Path) -> AgentHealth:
     )
 
 
+def _is_alive(pid: int, state_dir: Path) -> bool:
+    if sys.platform == "win32":  # there os.kill would end the process
+        return is_locked(state_dir)
+    try:
+        os.kill(pid, 0)
+    except PermissionError:  # another user's process
+        return True
+    except OSError:
+        return False
+    return True
+
+
 def notify(*lines: str) -> None:
     """Notify systemd, if it started this process and listens."""
     address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
+    if not address or sys.platform == "win32":
         return
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unix:
         unix.connect("\0" + address[1:] if address.startswith("@") else address)

@@ -11,6 +11,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from fedloom.protocol.positional_files import BINARY, read_at, write_at
+
 _COUNT = 8
 _READ_BYTES = 1 << 20
 
@@ -33,7 +35,7 @@ class PartialDownload:
         self._size = size_bytes
         begun = path.exists()
         self._handle = os.open(
-            path if begun or reuse is None else reuse, os.O_RDWR | os.O_CREAT, 0o600
+            path if begun or reuse is None else reuse, os.O_RDWR | os.O_CREAT | BINARY, 0o600
         )
         self.received = self._count() if begun else 0
         if not self.received:
@@ -52,7 +54,7 @@ class PartialDownload:
         """Write the next bytes."""
         view = memoryview(chunk)
         while view:
-            written = os.pwrite(self._handle, view, self.received)
+            written = write_at(self._handle, view, self.received)
             self.received += written
             view = view[written:]
         self._note()
@@ -62,7 +64,7 @@ class PartialDownload:
         digest = hashlib.sha256()
         offset = 0
         while offset < self.received:
-            block = os.pread(self._handle, min(_READ_BYTES, self.received - offset), offset)
+            block = read_at(self._handle, min(_READ_BYTES, self.received - offset), offset)
             digest.update(block)
             offset += len(block)
         return digest
@@ -74,10 +76,10 @@ class PartialDownload:
         os.close(self._handle)
 
     def _note(self) -> None:
-        os.pwrite(self._handle, self.received.to_bytes(_COUNT, "little"), self._size)
+        write_at(self._handle, self.received.to_bytes(_COUNT, "little"), self._size)
 
     def _count(self) -> int:
         if os.fstat(self._handle).st_size != self._size + _COUNT:
             return 0
-        count = int.from_bytes(os.pread(self._handle, _COUNT, self._size), "little")
+        count = int.from_bytes(read_at(self._handle, _COUNT, self._size), "little")
         return count if count <= self._size else 0

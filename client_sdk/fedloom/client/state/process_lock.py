@@ -1,7 +1,8 @@
 """The lock of a state directory: two agents would share one identity and write the same files.
 
-It is a kernel lock (`fcntl(2)`, record locks): it ends with the process in any case, and children
-that training code forks do not inherit it, so that they do not prevent a restart of the agent.
+It is a kernel lock (`fcntl(2)`, record locks; on Windows `_locking`): it ends with the process in
+any case, and children that training code forks do not inherit it, so that they do not prevent a
+restart of the agent.
 
 Invariant: at most one process on this machine is inside `only_agent` for a directory.
 """
@@ -9,21 +10,24 @@ Invariant: at most one process on this machine is inside `only_agent` for a dire
 import errno
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fedloom.protocol import positional_files
 from fedloom.protocol.errors import UnavailableError, UsageError
 
-try:
+if sys.platform == "win32":
+    import msvcrt
+else:
     import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
 FILE = "agent.lock"
-_TAKEN = {errno.EACCES, errno.EAGAIN}
+_TAKEN = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
+_LOCKED_BYTE = 1 << 20
 _held: set[Path] = set()
 """Directories locked by this process, which the kernel lock does not detect."""
 
@@ -46,7 +50,7 @@ def only_agent(directory: Path, remedy: str = _REMEDY) -> Iterator[None]:
     if place in _held:
         raise _taken(directory, str(os.getpid()), remedy)
     try:
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        flags = os.O_RDWR | os.O_CREAT | positional_files.NO_LINK
         handle = os.open(place / FILE, flags, 0o600)
     except OSError as error:
         raise UnavailableError(
@@ -62,20 +66,44 @@ def only_agent(directory: Path, remedy: str = _REMEDY) -> Iterator[None]:
         os.close(handle)
 
 
-def _lock(handle: int, directory: Path, remedy: str) -> None:
-    if fcntl is None:
-        return
+def is_locked(directory: Path) -> bool:
+    """Whether a process has locked a state directory."""
+    if directory.resolve() in _held:
+        return True
     try:
+        handle = os.open(directory / FILE, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        _take(handle)
+    except OSError as error:
+        return error.errno in _TAKEN
+    finally:
+        os.close(handle)
+    return False
+
+
+def _take(handle: int) -> None:
+    """Lock a byte that no holder writes, so that Windows lets others read who holds the lock."""
+    if sys.platform == "win32":
+        os.lseek(handle, _LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+    else:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _lock(handle: int, directory: Path, remedy: str) -> None:
+    try:
+        _take(handle)
     except OSError as error:
         if error.errno in _TAKEN:
-            holder = os.pread(handle, 20, 0).decode(errors="replace")
+            holder = positional_files.read_at(handle, 20, 0).decode(errors="replace")
             raise _taken(directory, holder, remedy) from None
         log.warning("%s cannot be locked (%s): run only one agent with it", directory, error)
         return
     with suppress(OSError):  # a full disk: the lock is held anyway
         os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        positional_files.write_at(handle, str(os.getpid()).encode(), 0)
 
 
 def _taken(directory: Path, holder: str, remedy: str) -> UsageError:

@@ -21,6 +21,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fedloom.protocol import positional_files
 from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
 from fedloom.strategies.exact.lazy_arrays import Pieces, Values, pieces_of
 
@@ -206,11 +207,11 @@ def read_layout_at(handle: int) -> Layout:
     Raises:
         IntegrityError: there is no container.
     """
-    length = header_length(os.pread(handle, PREFIX_BYTES, 0))
+    length = header_length(positional_files.read_at(handle, PREFIX_BYTES, 0))
     if not 2 <= length <= min(MAX_HEADER_BYTES, os.fstat(handle).st_size):
         raise IntegrityError(f"Expected a safetensors header, got a length of {length}.")
     try:
-        return parse_header(os.pread(handle, length, PREFIX_BYTES))
+        return parse_header(positional_files.read_at(handle, length, PREFIX_BYTES))
     except Refusal as refusal:
         raise IntegrityError(str(refusal)) from refusal
 
@@ -372,7 +373,7 @@ def write_file(
 
 def sync_directory(path: Path) -> None:
     """Make renames in a directory durable."""
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY | positional_files.BINARY)
     try:
         os.fsync(handle)
     finally:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedloom.protocol import positional_files
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.tensors.container import DTYPES, read_layout, widen
 from fedloom.strategies.exact.lazy_arrays import Pieces, Values, pieces_of
@@ -55,7 +56,7 @@ class FileArray(Pieces):
         view = raw.view(np.uint8).data
         at = self.offset + start * raw.dtype.itemsize
         while view:
-            if not (got := os.preadv(self.handle.number, [view], at)):
+            if not (got := positional_files.read_into(self.handle.number, view, at)):
                 raise IntegrityError(f"Expected {raw.nbytes} bytes of an array, got its end.")
             view, at = view[got:], at + got
         return widen(raw, self.stored)
@@ -66,7 +67,7 @@ class FileArray(Pieces):
         view = raw.view(np.uint8).data
         at = self.offset + start * self.dtype.itemsize
         while view:
-            written = os.pwrite(self.handle.number, view, at)
+            written = positional_files.write_at(self.handle.number, view, at)
             view, at = view[written:], at + written
 
 

@@ -6,6 +6,7 @@ The alternative, changing the working directory, would change it for every threa
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +29,7 @@ def address(path: Path) -> Iterator[str]:
         yield str(path)
         return
     descriptors = Path("/proc/self/fd")
-    if not descriptors.is_dir():
+    if sys.platform == "win32" or not descriptors.is_dir():
         raise UsageError(
             f"Expected a socket path of at most {MAX_BYTES} bytes, got {path}: "
             "choose a state directory with a shorter path."

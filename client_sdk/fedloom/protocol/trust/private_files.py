@@ -6,17 +6,21 @@ because two files cannot be renamed at once, and a crash between them would leav
 not match its certificate.
 
 Invariants: `write_private` leaves either the old bytes or the new ones; the mode is never wider
-than 0600.
+than 0600. Windows has no modes: there a file's readers are those of its folder.
 """
 
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.positional_files import BINARY, NO_LINK
 
+HAS_MODES = os.name == "posix"
+"""Whether files have modes; on Windows those who may read a file follow from its folder."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -35,7 +39,7 @@ def private_directory(directory: Path) -> Path:
     except FileExistsError:
         raise UsageError(f"{directory} must be a directory, but is a file") from None
     mode = stat.S_IMODE(directory.stat().st_mode)
-    if mode & _OTHERS_WRITE:
+    if HAS_MODES and mode & _OTHERS_WRITE:
         raise UsageError(
             f"{directory} holds keys, so only its owner may write to it, but its mode is {mode:o}: "
             f"chmod go-w {directory}"
@@ -70,12 +74,16 @@ def _close(path: Path) -> str:
         state = path.lstat()
         mode = stat.S_IMODE(state.st_mode)
         is_kept = stat.S_ISDIR(state.st_mode) or stat.S_ISREG(state.st_mode)
-        if not is_kept or not mode & _OTHERS or state.st_uid != os.geteuid():
+        if not is_kept or not mode & _OTHERS or not _is_ours(state):
             return ""
         path.chmod(mode & ~_OTHERS)
     except OSError:  # it is gone, or on a file system without modes
         return ""
     return f"{path} (mode {mode:o})"
+
+
+def _is_ours(state: os.stat_result) -> bool:
+    return sys.platform != "win32" and state.st_uid == os.geteuid()
 
 
 def private_opener(path: str, flags: int) -> int:
@@ -112,7 +120,7 @@ def read_private(path: Path) -> bytes:
     """
     with path.open("rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-        if mode & (_OTHERS_WRITE | stat.S_IRWXO):
+        if HAS_MODES and mode & (_OTHERS_WRITE | stat.S_IRWXO):
             raise UsageError(
                 f"Expected mode 600 of {path}, which is for its owner alone, got {mode:o}. Set it: "
                 f"chmod 600 {path}; and where others use this machine, replace the key."
@@ -122,6 +130,8 @@ def read_private(path: Path) -> bytes:
 
 def sync_directory(directory: Path) -> None:
     """Make the names in a directory durable."""
+    if sys.platform == "win32":
+        return  # it opens no directories
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -130,7 +140,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def _create(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK | BINARY, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedloom.protocol import positional_files
 from fedloom.protocol.codecs import Sequential
 from fedloom.protocol.codecs.base import Read, size_of
 from fedloom.protocol.errors import IntegrityError
@@ -36,7 +37,7 @@ def add_update(
     """Add an accepted update to a sum, reading its file block by block."""
     units = weight_units(header.weight)
     value_units = discounted(units, factor)
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY | positional_files.BINARY)
     try:
         layout = read_layout_at(handle)
         for part in header.parts:
@@ -115,7 +116,8 @@ class _Reader:
         if count > self._buffer.size:
             self._buffer = np.empty(count, self._dtype)
         values = self._buffer[:count]
-        got = os.preadv(self._handle, [values.view(np.uint8).data], self._position) if count else 0
+        into = values.view(np.uint8).data
+        got = positional_files.read_into(self._handle, into, self._position) if count else 0
         if got != count * self._dtype.itemsize:
             raise IntegrityError(f"Expected {count * self._dtype.itemsize} bytes, got {got}.")
         self._position += got

@@ -14,7 +14,7 @@ from fedloom.protocol.v1 import fleet_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class TaskOrder:
     """One task to run.
 
     Attributes:
@@ -30,7 +30,7 @@ class Order:
     policy: Policy
 
 
-class Trainer(ABC):
+class TaskRunner(ABC):
     """Runs training code, one task at a time."""
 
     @abstractmethod
@@ -46,7 +46,7 @@ class Trainer(ABC):
         """Whether the code has a `train`."""
 
     @abstractmethod
-    async def train(self, order: Order) -> fleet_pb2.UpdateHeader:
+    async def train(self, order: TaskOrder) -> fleet_pb2.UpdateHeader:
         """Run a task; its update is then in the outbox.
 
         Returns, even when cancelled, only after the code has ended or its process has.
