@@ -261,6 +261,28 @@ def test_trainers_that_cannot_train_in_rounds_are_refused(tmp_path):
         HFClient(model, arguments(tmp_path), examples(4, 1), optimizers=(used, None))
 
 
+def test_parameters_that_are_trained_and_not_sent_are_refused(tmp_path):
+    model = adapted()
+    model.base_model.model.transformer.ln_f.weight.requires_grad_(True)
+    with pytest.raises(UsageError, match=r"ln_f.weight.*never sent"):
+        HFClient(model, arguments(tmp_path), examples(4, 1))
+
+
+def test_modules_to_save_and_an_adapter_of_another_name_travel(tmp_path):
+    config = peft.LoraConfig(
+        r=2, target_modules=["c_attn"], fan_in_fan_out=True, modules_to_save=["ln_f"]
+    )
+    model = peft.get_peft_model(gpt(), config, adapter_name="ward")
+    client = HFClient(model, arguments(tmp_path), examples(4, 1))
+    start = client.initial()
+    assert len(start) == 6
+    played = rounds(client, num_rounds=1, run=run_of(steps=2, batch_size=4))
+    assert not any(np.array_equal(played.params[name], start[name]) for name in start)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    mine = client.initial()
+    assert sum(p.numel() for p in trained) == sum(array.size for array in mine.values())
+
+
 def test_a_run_s_model_becomes_an_adapter_that_peft_loads(tmp_path):
     """And a merged model with the same outputs."""
     client = HFClient(adapted(), arguments(tmp_path), examples(6, 1))

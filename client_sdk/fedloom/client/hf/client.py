@@ -288,6 +288,11 @@ def _check(trainer: Trainer) -> None:
         "a training data set without a length": trainer.train_dataset is not None
         and not hasattr(trainer.train_dataset, "__len__"),
     }
+    if alone := tensors.trained_here_alone(trainer.model):
+        raise UsageError(
+            f"Expected trained parameters among peft's adapters, got {alone[0]!r}, which would be "
+            "trained here and never sent. Freeze it, or name its module in modules_to_save."
+        )
     if found := [name for name, is_there in refused.items() if is_there]:
         raise UsageError(
             f"Expected a Trainer that can train in rounds, got {'; '.join(found)}. Remove it."

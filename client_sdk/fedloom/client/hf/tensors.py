@@ -37,10 +37,30 @@ def travelling(model: nn.Module) -> dict[str, Tensor]:
     They share memory with the model. Tied tensors are there once, and tensors of bool are not.
     """
     if has_adapters(model):
-        return dict(get_peft_model_state_dict(model, save_embedding_layers=False))
+        name = _adapter(model)
+        return dict(
+            get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+        )
     frozen = {name for name, param in model.named_parameters() if not param.requires_grad}
     names = modules.travelling(model) - frozen
     return {name: each for name, each in model.state_dict().items() if name in names}
+
+
+def _adapter(model: Any) -> str:
+    """Name of the one active adapter, such as `default`."""
+    names = list(model.active_adapters)
+    if len(names) != 1:
+        raise UsageError(
+            f"Expected one active adapter, got {', '.join(names) or 'none'}. Use set_adapter."
+        )
+    return str(names[0])
+
+
+def trained_here_alone(model: nn.Module) -> list[str]:
+    """Names of parameters that are trained and do not travel: they would differ by device."""
+    sent = {each.data_ptr() for each in travelling(model).values()}
+    params = model.named_parameters()
+    return [name for name, p in params if p.requires_grad and p.data_ptr() not in sent]
 
 
 def arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
@@ -66,7 +86,7 @@ def load(model: nn.Module, params: Params) -> None:
         )
     given = {n: torch.from_numpy(np.array(params[n])).to(mine[n]) for n in mine}
     if has_adapters(model):
-        set_peft_model_state_dict(model, given)
+        set_peft_model_state_dict(model, given, adapter_name=_adapter(model))
         return
     with torch.no_grad():
         for name, tensor in mine.items():
