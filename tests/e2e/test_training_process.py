@@ -179,6 +179,47 @@ def test_an_idle_process_ends_and_another_takes_the_next_task(tmp_path):
 
 
 @pytest.mark.long
+def test_a_stopped_agent_resumes_the_training_from_its_checkpoint(tmp_path):
+    async def scenario(federation, agents):
+        begun = tmp_path / "begun"
+        await enrolled(agents)
+        await agents.start("a", program())
+        config = {"deed": "pause", "begun": str(begun)}
+        run = await submit(federation, ONES, cohort=COHORT, config=config)
+        await until(begun.exists)
+        await agents.stop()
+        assert children() == {}
+        assert [name.rpartition(".")[2] for name in files(agents, "a")] == ["checkpoint"]
+        await agents.start("a", program())
+        await federation.ended(run)
+        assert begun.read_bytes() == b"a half"
+
+    played(tmp_path, scenario)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("deed", ["ignore", "hang_in_native_code"])
+def test_a_training_ends_with_its_agent(tmp_path, deed):
+    """SIGKILL of `fedloom client run`; also while native code holds the interpreter."""
+
+    async def scenario(federation, agents):
+        begun = tmp_path / "begun"
+        await agents.enrol("a")
+        path = agents.directory / "a" / "client.toml"
+        cli = (sys.executable, "-m", "fedloom.cli.main", "client", "run", f"{CODE}:client")
+        agent = await asyncio.create_subprocess_exec(*cli, "--config", path)
+        config = {"deed": deed, "begun": str(begun)}
+        await submit(federation, ONES, cohort=COHORT, config=config)
+        await until(begun.exists)
+        (training,) = process_tree.tree(agent.pid)[1:]
+        agent.kill()
+        await agent.wait()
+        await until(lambda: not Path(f"/proc/{training}").exists())
+
+    played(tmp_path, scenario)
+
+
+@pytest.mark.long
 def test_a_process_that_was_killed_while_idle_is_replaced(tmp_path):
     async def scenario(federation, agents):
         await enrolled(agents)

@@ -75,6 +75,16 @@ def flood(_):
     os._exit(3)
 
 
+def pause(task):
+    """Wait to be stopped, and keep that; when resumed, say so."""
+    if (path := task.resume()) is None:
+        while not task.should_stop():
+            time.sleep(0.01)
+        task.checkpoint(lambda file: file.write(b"a half"))
+    else:
+        Path(task.config["begun"]).write_bytes(path.read_bytes())
+
+
 def stop_threads(_):
     sys.exit("no more")
 
