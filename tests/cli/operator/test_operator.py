@@ -5,10 +5,12 @@ import json
 import stat
 import threading
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from fedloom.cli.main import main
+from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.trust.tokens import parse_token
 from fedloom.server import config
 from fedloom.server.pki.authority import Authority
@@ -262,6 +264,27 @@ def test_model_is_exported_and_verified(door, tmp_path, which):
     assert data == (tmp_path / "init.safetensors").read_bytes()
     assert made["digest"] == model["digest"] == hashlib.sha256(data).hexdigest()
     assert made["size_bytes"] == len(data)
+
+
+@pytest.mark.long
+def test_adapters_are_exported_into_a_folder_of_peft(door, tmp_path):
+    """A model that is not of its configuration leaves the folder as it was."""
+    _submit()
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    assert "peft_config" in _run("model", "export", "--peft", "adapter", code=2).stderr
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2}')
+    assert "a model of adapters" in _run("model", "export", "--peft", "adapter", code=2).stderr
+    assert [path.name for path in folder.iterdir()] == ["adapter_config.json"]
+    write_file(
+        tmp_path / "lora.safetensors",
+        {"base_model.model.w.lora_A.weight": np.ones((2, 3), np.float32)},
+    )
+    digest = _json("model", "upload", "lora.safetensors")["digest"]
+    made = _json("model", "export", digest, "--peft", "adapter")
+    assert made["file"] == "adapter/adapter_model.safetensors"
+    found = (folder / "adapter_model.safetensors").read_bytes()
+    assert found == (tmp_path / "lora.safetensors").read_bytes()
 
 
 @pytest.mark.long

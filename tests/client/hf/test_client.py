@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import peft
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
+from fedloom.cli.operator.peft_folder import ADAPTERS, check, read_config
 from fedloom.client.hf import HFClient, base_digest, patch, save_pretrained
 from fedloom.client.testing import rounds
 from fedloom.protocol.errors import UsageError
@@ -290,12 +292,18 @@ def test_a_run_s_model_becomes_an_adapter_that_peft_loads(tmp_path):
     write_file(tmp_path / "model.safetensors", played.params)
     save_pretrained(adapted(), tmp_path / "model.safetensors", tmp_path / "adapter")
     loaded = peft.PeftModel.from_pretrained(gpt(), tmp_path / "adapter")
+    given = tmp_path / "given"
+    adapted().peft_config["default"].save_pretrained(given)
+    check(read_config(given), tmp_path / "model.safetensors")  # `model export --peft` does this
+    shutil.copy(tmp_path / "model.safetensors", given / ADAPTERS)
+    beside = peft.PeftModel.from_pretrained(gpt(), given)
     save_pretrained(adapted(), tmp_path / "model.safetensors", tmp_path / "whole", merged=True)
     merged = GPT2LMHeadModel.from_pretrained(tmp_path / "whole")
     ids = torch.arange(LENGTH)[None]
     with torch.no_grad():
         wanted = client.model.eval()(ids).logits
         torch.testing.assert_close(loaded.eval()(ids).logits, wanted)
+        torch.testing.assert_close(beside.eval()(ids).logits, wanted)
         torch.testing.assert_close(merged.eval()(ids).logits, wanted)
         assert not torch.allclose(gpt().eval()(ids).logits, wanted, atol=1e-3)
 

@@ -122,14 +122,26 @@ def upload(file: Path, directory: Path) -> None:
 
 @model.command()
 @click.argument("which", metavar="[RUN|DIGEST]", required=False)
-@out_option("File to write; replaced if it exists.", required=True)
+@out_option("File to write; replaced if it exists.")
+@click.option(
+    "--peft",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Folder with adapter_config.json: write the adapters for PeftModel.from_pretrained there.",
+)
 @round_option
 @out_option(
     "Also write the federation's signed statement: digest, run and round, as JSON.", "--signature"
 )
 @server_options
-def export(
-    which: str | None, out: Path, number: int | None, signature: Path | None, directory: Path
+def export(  # noqa: PLR0917 - click passes them by name
+    which: str | None,
+    out: Path | None,
+    folder: Path | None,
+    number: int | None,
+    signature: Path | None,
+    directory: Path,
 ) -> None:
     """Write a model to a safetensors file, verified against its digest.
 
@@ -140,9 +152,17 @@ def export(
       fedloom model export --out model.safetensors
       fedloom model export digits --round 5 --out round5.safetensors
       fedloom model download digits --out best.safetensors --signature best.json
+      fedloom model export chat --peft adapter
     """
+    if (out is None) == (folder is None):
+        raise click.UsageError("Expected either --out FILE or --peft DIR.")
     control = Control(directory)
-    digest, size_bytes = control.download("models", digest_of(control, which, number), out=out)
+    wanted = digest_of(control, which, number)
+    if folder is not None:
+        out, digest, size_bytes = _adapters(control, wanted, folder)
+    else:
+        assert out is not None
+        digest, size_bytes = control.download("models", wanted, out=out)
     document = {"digest": digest, "size_bytes": size_bytes, "file": str(out)}
     text = f"{out}: {output.size(size_bytes)}, SHA-256 {digest}"
     if signature is not None:
@@ -151,6 +171,21 @@ def export(
         document["signature"] = str(signature)
         text += f"\n{signature}: signed by {signed['fingerprint']}"
     output.emit_text(document, text)
+
+
+def _adapters(control: Control, wanted: str, folder: Path) -> tuple[Path, str, int]:
+    """Write a model as the adapters of a folder, if they are those of its configuration."""
+    from fedloom.cli.operator import peft_folder  # noqa: PLC0415 - it imports numpy
+
+    config = peft_folder.read_config(folder)
+    out, new = folder / peft_folder.ADAPTERS, folder / f".{peft_folder.ADAPTERS}.new"
+    try:
+        digest, size_bytes = control.download("models", wanted, out=new)
+        peft_folder.check(config, new)
+        new.replace(out)
+    finally:
+        new.unlink(missing_ok=True)
+    return out, digest, size_bytes
 
 
 model.add_command(click.Command("download", callback=export.callback, params=export.params,
