@@ -188,6 +188,34 @@ def test_the_schedule_runs_over_all_rounds(tmp_path):
     assert seen == [RATE] * 4
 
 
+def test_a_kept_optimizer_goes_on_where_it_stopped(tmp_path):
+    """Alone, three rounds of two steps of AdamW are one training of six; anew in each, not."""
+    whole, kept, anew = (
+        HFClient(adapted(), arguments(tmp_path), examples(4, 1), keep_optimizer=folder)
+        for folder in (None, tmp_path / "kept", None)
+    )
+    six = rounds(whole, num_rounds=1, run=run_of(steps=6, batch_size=4)).params
+    parts = rounds(kept, num_rounds=3, run=run_of(steps=2, batch_size=4)).params
+    reset = rounds(anew, num_rounds=3, run=run_of(steps=2, batch_size=4)).params
+    for name, values in six.items():
+        np.testing.assert_allclose(parts[name], values, atol=1e-6, rtol=0)
+    assert max(float(np.abs(reset[name] - values).max()) for name, values in six.items()) > 1e-3
+    assert len(list((tmp_path / "kept").glob("*.pt"))) == 2
+
+
+def test_a_repeated_task_begins_from_the_same_optimizer(tmp_path):
+    client = HFClient(
+        adapted(), arguments(tmp_path), examples(4, 1), keep_optimizer=tmp_path / "kept"
+    )
+    start = client.initial()
+    first = tasks.task(steps=2, batch_size=4, round_=1)
+    second = tasks.task(steps=2, batch_size=4, round_=2)
+    client.train(start, first)
+    once, _, _ = client.train(start, second)
+    again, _, _ = client.train(start, second)
+    assert all(np.array_equal(once[name], again[name]) for name in once)
+
+
 def test_a_trainer_becomes_a_client_in_one_line(tmp_path):
     """Repeating a task gives the same bits, also with the trainer's own random order."""
     args = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True)

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from transformers import (
 
 from fedloom.client.api import Client, Task
 from fedloom.client.hf import tensors
+from fedloom.client.hf.kept_optimizer import KeptOptimizer
 from fedloom.client.training.length import StopRule
 from fedloom.protocol.errors import UsageError
 
@@ -46,16 +48,20 @@ class TrainerClient(Client):
     Args:
         trainer: of any class.
         rounds: see `HFClient`.
+        keep_optimizer: see `HFClient`.
 
     Raises:
         UsageError: the trainer has settings that a round cannot follow.
     """
 
-    def __init__(self, trainer: Trainer, rounds: int | None = None) -> None:
+    def __init__(
+        self, trainer: Trainer, rounds: int | None = None, keep_optimizer: str | Path | None = None
+    ) -> None:
         _check(trainer)
         args = trainer.args
         args.save_strategy = "no"
         self.trainer, self._rounds = trainer, rounds
+        self._kept = None if keep_optimizer is None else KeptOptimizer(Path(keep_optimizer))
         self._digest: str | None = None
         if rounds is None and args.lr_scheduler_type != "constant":
             log.info(
@@ -108,6 +114,8 @@ class TrainerClient(Client):
             trainer.add_callback(watch)
             try:
                 done = trainer.train()
+                if self._kept is not None and not task.dropped:
+                    self._kept.save(task.run, task.round, trainer.optimizer)
             finally:
                 trainer.remove_callback(watch)
                 trainer.optimizer = trainer.lr_scheduler = None
@@ -168,6 +176,8 @@ class TrainerClient(Client):
             del num_training_steps  # of this round alone
             stepped = optimizer or trainer.optimizer
             assert stepped is not None
+            if self._kept is not None:
+                self._kept.load(task.run, task.round, stepped)
             made: LRScheduler = LambdaLR(stepped, lambda _: 1.0)
             if rounds is not None:
                 total, done = rounds * wanted, (task.round - 1) * wanted
@@ -229,6 +239,8 @@ class HFClient(TrainerClient):
         trainer_class: a class of trainers, such as TRL's `SFTTrainer`.
         rounds: of the run, over which `args.lr_scheduler_type` runs with its warm-up, from the
             run's learning rate. None: the rate is constant within a round.
+        keep_optimizer: folder for the optimizer's state, such as Adam's moments, which then goes on
+            from the device's last round of the run. None: it begins anew in each round.
         options: for the trainer, such as `data_collator` or `compute_metrics`.
 
     Raises:
@@ -244,15 +256,18 @@ class HFClient(TrainerClient):
         *,
         trainer_class: type[Trainer] = Trainer,
         rounds: int | None = None,
+        keep_optimizer: str | Path | None = None,
         **options: Any,
     ) -> None:
         trainer = trainer_class(
             model, args, train_dataset=train_dataset, eval_dataset=eval_dataset, **options
         )
-        super().__init__(trainer, rounds)
+        super().__init__(trainer, rounds, keep_optimizer)
 
 
-def patch(trainer: Trainer, rounds: int | None = None) -> TrainerClient:
+def patch(
+    trainer: Trainer, rounds: int | None = None, keep_optimizer: str | Path | None = None
+) -> TrainerClient:
     """Make a client of a trainer.
 
         trainer = Trainer(model, args, train_dataset=examples)
@@ -264,11 +279,12 @@ def patch(trainer: Trainer, rounds: int | None = None) -> TrainerClient:
     Args:
         trainer: a `transformers.Trainer` or a subclass.
         rounds: see `HFClient`.
+        keep_optimizer: see `HFClient`.
 
     Raises:
         UsageError: the trainer has settings that a round cannot follow.
     """
-    return TrainerClient(trainer, rounds)
+    return TrainerClient(trainer, rounds, keep_optimizer)
 
 
 def _later(rate: Callable[[int], float], steps: int, at: int) -> float:
