@@ -8,12 +8,12 @@ import os
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 PROC = Path("/proc")
-_PARENT, _USER, _SYSTEM = 1, 11, 12
+_PARENT, _USER, _SYSTEM, _BORN = 1, 11, 12, 19
 """Fields of /proc/PID/stat after the name, which may hold any character."""
 
 
@@ -60,17 +60,26 @@ def _stat(pid: int) -> list[str]:
     return []
 
 
-def kill(pids: Iterable[int]) -> None:
-    """Kill processes, and what is left of the process groups that they lead or led."""
-    for pid in pids:
-        if sys.platform == "win32":
-            with suppress(OSError):
-                os.kill(pid, signal.SIGTERM)  # it ends a process there, whatever the number
-        else:
-            with suppress(OSError):  # no such group
-                os.killpg(pid, signal.SIGKILL)
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+def births(pids: Iterable[int]) -> dict[int, str]:
+    """When processes began: a process id alone may be another process's later."""
+    return {pid: fields[_BORN] for pid in pids if (fields := _stat(pid))}
+
+
+def kill(found: Mapping[int, str]) -> None:
+    """Kill processes that `births` found, with the groups that they lead, if they still run."""
+    if sys.platform == "win32":
+        return  # it shows no descendants: `births` finds none
+    for pid, _ in births(found).items() & found.items():
+        kill_group(pid)
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def kill_group(leader: int) -> None:
+    """Kill the processes of a group, or what its leader has left of it."""
+    if sys.platform != "win32":
+        with suppress(OSError):  # there is no such group
+            os.killpg(leader, signal.SIGKILL)
 
 
 def reap(leader: int, others: Iterable[int]) -> None:

@@ -129,7 +129,8 @@ class TrainingProcess(TaskRunner):
         except TrainingProcessError:
             await child.end()
             # What a restarted agent would send, too.
-            if (finished := self._store.unsent(order.message)) is not None:
+            finished = await asyncio.to_thread(self._store.unsent, order.message)
+            if finished is not None:
                 return finished
             raise
         except BaseException:
@@ -207,6 +208,10 @@ class TrainingProcess(TaskRunner):
             guard.cancel()
             trimming.cancel()
 
+    @staticmethod
+    def _used_bytes(child: "_Child") -> int:
+        return process_tree.memory_bytes([os.getpid()]) + child.memory_bytes()
+
     async def _guard(self, child: "_Child") -> Exception:
         """Wait until a training exceeds its memory, or its time by far; returns what to say."""
         most = self._budgets.memory_mb
@@ -215,7 +220,7 @@ class TrainingProcess(TaskRunner):
         while True:
             await asyncio.sleep(CHECK_S)
             if most is not None:
-                used = process_tree.memory_bytes([os.getpid()]) + child.memory_bytes()
+                used = await asyncio.to_thread(self._used_bytes, child)
                 if used > most * MB:
                     return TrainingProcessError(
                         f"The training was ended: agent and training used {used / MB:,.0f} MB of "
@@ -252,7 +257,7 @@ class _Child(asyncio.SubprocessProtocol):
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._rest = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._family: list[int] = []
+        self._family: dict[int, str] = {}
         self._open_pipes = {1, 2}
         self._drained, self._ended = asyncio.Event(), asyncio.Event()
         self._settling: asyncio.Task[None] | None = None
@@ -292,10 +297,13 @@ class _Child(asyncio.SubprocessProtocol):
 
     def memory_bytes(self) -> int:
         """Memory of the process and of all that it started."""
-        if self._ended.is_set():
-            return 0
-        self._family = process_tree.tree(self._pid)
-        return process_tree.memory_bytes(self._family)
+        return 0 if self._ended.is_set() else process_tree.memory_bytes(self._look())
+
+    def _look(self) -> list[int]:
+        """The process and what it started; those that leave it before it ends are still found."""
+        family = process_tree.tree(self._pid)
+        self._family |= process_tree.births(family)
+        return family
 
     async def end(self, within_s: float = 0.0) -> None:
         """End the process and all that it started, and wait for that.
@@ -316,7 +324,9 @@ class _Child(asyncio.SubprocessProtocol):
 
     def _kill(self) -> None:
         if self._transport.get_returncode() is None:
-            self._family = process_tree.tree(self._pid)
+            self._look()
+            process_tree.kill_group(self._pid)
+            self._transport.kill()
             process_tree.kill(self._family)
 
     # ---- what it sends -----------------------------------------------------------------------
@@ -398,7 +408,8 @@ class _Child(asyncio.SubprocessProtocol):
         self._settling = asyncio.ensure_future(self._settle())
 
     async def _settle(self) -> None:
-        process_tree.kill([self._pid, *self._family[1:]])
+        process_tree.kill_group(self._pid)
+        process_tree.kill(self._family)
         try:
             await asyncio.wait_for(self._drained.wait(), DRAIN_S)
         except TimeoutError:
@@ -406,7 +417,7 @@ class _Child(asyncio.SubprocessProtocol):
         self._transport.close()
         said = f"The training process {_ending(self._transport.get_returncode() or 0)}."
         self._fail(TrainingProcessError(said, self._output()))
-        process_tree.reap(self._pid, self._family[1:])
+        process_tree.reap(self._pid, self._family.keys() - {self._pid})
         self._ended.set()
 
     def _output(self) -> str:
