@@ -10,9 +10,10 @@ that it was handed (and a gradient, where a rule asks it for one).
 plain torch needs in the same process, measured before the agent begins: the gradient, workspaces,
 and pages of torch's code. The module itself is there when the agent is idle.
 
-The peak is the kernel's record (VmHWM) of the agent and of its training process, added up: all
-that is resident, pages of mapped files too, less what both had when they were idle before the first
-task. With --isolation none the training is a thread of the agent. Prints a table and writes
+The peak is of the agent and its training process together, looked at every 5 ms: all that is
+resident, pages of mapped files too, less what both had when they were idle before the first task.
+With --isolation none the training is a thread of the agent, and the peak is the kernel's record
+(VmHWM). Prints a table and writes
 out/agent_memory.json; fails where a figure is above the target.
 """
 
@@ -21,6 +22,7 @@ import json
 import logging
 import multiprocessing
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -37,6 +39,7 @@ from fedloom.client.config import load
 SPAWN = multiprocessing.get_context("spawn")
 MIB = 2**20
 TARGET = 3.0
+LOOK_S = 0.005
 STEPS = 2
 CODECS = {
     "fp16": {},
@@ -201,7 +204,7 @@ def idle_of(pid):
 
 
 def peak_of(deployment, pid, params, tables, rounds):
-    """Most that each of them held while a run went on, added up."""
+    """Most that they held together while a run went on."""
     spec = {
         "name": "memory",
         "rounds": rounds,
@@ -210,10 +213,20 @@ def peak_of(deployment, pid, params, tables, rounds):
         "train": {"steps": STEPS, "learning_rate": 1.0},
         **tables,
     }
-    for one in process_tree.tree(pid):
+    family, over, seen = process_tree.tree(pid), threading.Event(), [0]
+    for one in family:
         forget_peak(one)
+
+    def watch():
+        while not over.wait(LOOK_S):
+            seen.append(sum(memory_bytes(one)[0] for one in family))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
     deployment.until(deployment.submit(params, spec), timeout_s=900.0)
-    return sum(memory_bytes(one)[1] for one in process_tree.tree(pid))
+    over.set()
+    watching.join()
+    return memory_bytes(pid)[1] if len(family) == 1 else max(seen)
 
 
 def measure(cases, params, size_mb, rounds, attend):

@@ -44,9 +44,9 @@ CHECK_S = 0.25
 """Seconds between two checks of a running training's memory and time."""
 LEAVE_S = 2.0
 """How long an idle process may take to end by itself."""
-TRIM_AFTER_S = 5.0
-"""Time into a training after which the agent returns the memory that the download needed; sooner it
-would cost short rounds more than it is worth."""
+TRIM_AFTER_S, LARGE_BYTES = 5.0, 16 << 20
+"""Time into a training after which the agent returns the memory that the download needed: it takes
+50 ms, which only rounds of a large model are worth at once."""
 DRAIN_S = 1.0
 """How long the last output of an ended process is waited for."""
 _LINES, _LINE_CHARS, _KEPT_LINES = 8, 200, 100
@@ -125,7 +125,7 @@ class TrainingProcess(TaskRunner):
         )
         try:
             child.begin(order.task, frames.pack(Frame.TASK, written.dump()))
-            return await self._result(child, order.task)
+            return await self._result(child, order.task, order.message.model.size_bytes)
         except TrainingProcessError:
             await child.end()
             # What a restarted agent would send, too.
@@ -184,10 +184,11 @@ class TrainingProcess(TaskRunner):
 
     # ---- a task ------------------------------------------------------------------------------
 
-    async def _result(self, child: "_Child", task: Task) -> fleet_pb2.UpdateHeader:
+    async def _result(self, child: "_Child", task: Task, size_bytes: int) -> fleet_pb2.UpdateHeader:
         result = child.result
         guard = asyncio.ensure_future(self._guard(child))
-        trimming = asyncio.get_running_loop().call_later(TRIM_AFTER_S, trim_all)
+        after_s = 0.0 if size_bytes >= LARGE_BYTES else TRIM_AFTER_S
+        trimming = asyncio.get_running_loop().call_later(after_s, trim_all)
         try:
             await asyncio.wait((result, guard), return_when=asyncio.FIRST_COMPLETED)
             if result.done():
