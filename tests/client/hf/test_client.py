@@ -203,6 +203,26 @@ def test_a_kept_optimizer_goes_on_where_it_stopped(tmp_path):
     assert len(list((tmp_path / "kept").glob("*.pt"))) == 2
 
 
+def test_a_kept_optimizer_and_a_clip_norm_leave_the_next_round_its_own_settings(tmp_path):
+    """The rate of a round is the run's, whatever the state of the optimizer was stored with."""
+    seen = []
+
+    class Recording(Trainer):
+        def training_step(self, *args, **kwargs):
+            seen.append((self.optimizer.param_groups[0]["lr"], self.args.max_grad_norm))
+            return super().training_step(*args, **kwargs)
+
+    client = HFClient(
+        adapted(), arguments(tmp_path), examples(4, 1),
+        trainer_class=Recording, keep_optimizer=tmp_path / "kept",
+    )  # fmt: skip
+    start = client.initial()
+    for number, rate, norm in ((1, 0.5, 0.25), (2, 0.125, None)):
+        task = tasks.task(steps=1, batch_size=4, round_=number, learning_rate=rate, clip_norm=norm)
+        client.train(start, task)
+    assert seen == [(0.5, 0.25), (0.125, 1.0)]
+
+
 def test_a_repeated_task_begins_from_the_same_optimizer(tmp_path):
     client = HFClient(
         adapted(), arguments(tmp_path), examples(4, 1), keep_optimizer=tmp_path / "kept"

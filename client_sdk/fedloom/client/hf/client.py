@@ -63,6 +63,7 @@ class TrainerClient(Client):
         self.trainer, self._rounds = trainer, rounds
         self._kept = None if keep_optimizer is None else KeptOptimizer(Path(keep_optimizer))
         self._digest: str | None = None
+        self._max_grad_norm = args.max_grad_norm
         if rounds is None and args.lr_scheduler_type != "constant":
             log.info(
                 "the learning rate is constant within a round; give rounds=N for %s over N rounds",
@@ -154,8 +155,8 @@ class TrainerClient(Client):
         args.learning_rate = settings.learning_rate
         args.max_steps = settings.steps or -1
         args.num_train_epochs = settings.epochs or 1
-        if settings.clip_norm is not None:
-            args.max_grad_norm = settings.clip_norm
+        clip_norm = settings.clip_norm
+        args.max_grad_norm = self._max_grad_norm if clip_norm is None else clip_norm
         args.seed = args.data_seed = task.seed % _SEEDS
         self.trainer.optimizer = self.trainer.lr_scheduler = None
         set_seed(args.seed)
@@ -178,8 +179,9 @@ class TrainerClient(Client):
             assert stepped is not None
             if self._kept is not None:
                 self._kept.load(task.run, task.round, stepped)
-            made: LRScheduler = LambdaLR(stepped, lambda _: 1.0)
-            if rounds is not None:
+            if rounds is None:
+                rates: list[Callable[[int], float]] = [_constant] * len(stepped.param_groups)
+            else:
                 total, done = rounds * wanted, (task.round - 1) * wanted
                 whole = get_scheduler(
                     args.lr_scheduler_type, stepped, args.get_warmup_steps(total), total,
@@ -190,8 +192,8 @@ class TrainerClient(Client):
                         f"Expected a schedule of the number of steps with rounds={rounds}, got "
                         f"{args.lr_scheduler_type}, which follows the loss. Leave rounds out."
                     )
-                made = LambdaLR(stepped, [partial(_later, f, done) for f in whole.lr_lambdas])
-            trainer.lr_scheduler = made
+                rates = [partial(_later, rate, done) for rate in whole.lr_lambdas]
+            made = trainer.lr_scheduler = LambdaLR(stepped, rates)
             return made
 
         return create
@@ -285,6 +287,10 @@ def patch(
         UsageError: the trainer has settings that a round cannot follow.
     """
     return TrainerClient(trainer, rounds, keep_optimizer)
+
+
+def _constant(_step: int) -> float:
+    return 1.0
 
 
 def _later(rate: Callable[[int], float], steps: int, at: int) -> float:

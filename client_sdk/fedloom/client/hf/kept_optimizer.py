@@ -13,8 +13,6 @@ from torch.optim import Optimizer
 
 from fedloom.protocol.trust.private_files import private_directory, private_opener
 
-_SET_BY_THE_ROUND = ("lr", "initial_lr")
-
 
 class KeptOptimizer:
     """Stores an optimizer's state after each round, and keeps the last two of a run.
@@ -29,7 +27,8 @@ class KeptOptimizer:
     def load(self, run: str, number: int, optimizer: Optimizer) -> None:
         """Continue from the newest state of an earlier round, if there is one.
 
-        The learning rate stays that of the round. A state of other parameters is not used.
+        The settings, such as the learning rate, stay those of the round. A state of other
+        parameters is not used.
         """
         earlier = {n: path for n, path in self._files(run).items() if n < number}
         if not earlier:
@@ -37,10 +36,8 @@ class KeptOptimizer:
         state = torch.load(earlier[max(earlier)], weights_only=True)
         if state["shapes"] != _shapes(optimizer):
             return
-        kept = state["optimizer"]
-        for group, now in zip(kept["param_groups"], optimizer.param_groups, strict=True):
-            group |= {name: now[name] for name in _SET_BY_THE_ROUND if name in now}
-        optimizer.load_state_dict(kept)
+        now = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state["optimizer"], "param_groups": now})
 
     def save(self, run: str, number: int, optimizer: Any) -> None:
         """Store the state after a round."""
@@ -49,7 +46,7 @@ class KeptOptimizer:
         temporary = path.with_suffix(".tmp")
         inner: Optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         with open(temporary, "wb", opener=private_opener) as file:
-            torch.save({"optimizer": inner.state_dict(), "shapes": _shapes(inner)}, file)
+            torch.save({"optimizer": inner.state_dict()["state"], "shapes": _shapes(inner)}, file)
         temporary.replace(path)
         files = self._files(run)
         for old in sorted(files)[:-2]:
