@@ -31,7 +31,7 @@ def tree(root: int) -> list[int]:
 
 
 def memory_bytes(pids: Iterable[int]) -> int:
-    """Memory of processes, bytes; a page that several of them share counts once among them."""
+    """Memory of processes, bytes; of a page that n processes share, each has an n-th (PSS)."""
     return sum(map(_memory_bytes, pids))
 
 
@@ -48,10 +48,10 @@ def _memory_bytes(pid: int) -> int:
     return 0
 
 
-def processor_ticks(pids: Iterable[int]) -> int:
-    """Processor time that processes have used, clock ticks."""
-    stats = map(_stat, pids)
-    return sum(int(fields[_USER]) + int(fields[_SYSTEM]) for fields in stats if fields)
+def processor_ticks(pids: Iterable[int]) -> dict[int, int]:
+    """Processor time that each process has used, clock ticks; without those that have ended."""
+    stats = ((pid, _stat(pid)) for pid in pids)
+    return {pid: int(found[_USER]) + int(found[_SYSTEM]) for pid, found in stats if found}
 
 
 def _stat(pid: int) -> list[str]:

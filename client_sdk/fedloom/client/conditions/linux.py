@@ -65,7 +65,9 @@ def idle_cpu(root: Path = ROOT, sample_s: float = SAMPLE_S) -> float:
     before, own = _ticks(root), _own_ticks()
     time.sleep(sample_s)
     after, own_after = _ticks(root), _own_ticks()
-    return idle_between(before, after, own_after - own)
+    # A training process that ended meanwhile has no second reading.
+    used = sum(ticks - own.get(pid, 0) for pid, ticks in own_after.items())
+    return idle_between(before, after, used)
 
 
 def idle_between(before: Sequence[int], after: Sequence[int], own: float) -> float:
@@ -96,8 +98,8 @@ def _ticks(root: Path) -> list[int]:
     return ticks
 
 
-def _own_ticks() -> int:
-    """Of this process and of all that it started, such as the training process."""
+def _own_ticks() -> dict[int, int]:
+    """By process: of this one and of all that it started, such as the training process."""
     return process_tree.processor_ticks(process_tree.tree(os.getpid()))
 
 
