@@ -217,17 +217,19 @@ class _OfLoader(DatasetItems):
             batch_size=None,
             sampler=jobs,
             collate_fn=_same,
-            num_workers=loader.num_workers,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            prefetch_factor=loader.prefetch_factor,
+            **_workers_of(loader),
         )
         with _Randomness(seed, []).installed():  # it draws a seed for its workers
             fetched = iter(made)
         for batch in fetched:
             yield self._split(batch)
+
+
+def _workers_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """How a loader fetches batches, whichever they are."""
+    names = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
+    kept = {name: getattr(loader, name) for name in names}
+    return {**kept, "multiprocessing_context": loader.multiprocessing_context}
 
 
 class _Fetch:
@@ -309,12 +311,7 @@ class _OfStream(ExampleSource):
             batch_size=batch_size or len(self),
             drop_last=drops,
             collate_fn=loader.collate_fn,
-            num_workers=loader.num_workers,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            prefetch_factor=loader.prefetch_factor,
+            **_workers_of(loader),
         )
         kept = self._kept(batch_size if drops else 0)
         wanted = sum(kept), sum(batches_of(each, batch_size) for each in kept if each)
