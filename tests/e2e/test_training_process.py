@@ -78,6 +78,7 @@ DEEDS = {
     "leave": ["exit code 7", "leaving now"],
     "leak": ["MB of memory, and budgets.memory_mb is"],
     "close_pipes": ["closed the connection to the agent"],
+    "scribble": ["sent what is no message"],
     "fill_the_disk": ["OSError", "No space left on device"],
     "flood": ["exit code 3", "line 19999"],
     "stop_threads": ["SystemExit(no more)"],
@@ -159,7 +160,9 @@ def test_a_warm_process_trains_round_after_round(tmp_path):
         await federation.ended(run)
         np.testing.assert_array_equal(result(federation, run)["w"], 4.0)
         for deed in ("fork_twice", "close_all"):
-            await train(federation, deed=deed, begun=str(tmp_path / "begun"))
+            outbox = agents.configs["a"].state_dir / "outbox"
+            config = {"begun": str(tmp_path / "begun"), "outbox": str(outbox)}
+            await train(federation, deed=deed, **config)
             assert (before in children()) is (deed == "fork_twice")
         await agents.stop()
         assert children() == {}

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -50,9 +51,20 @@ def fork_and_hang(task):
     os.abort()
 
 
-def fork_twice(_):
-    """The fork returns from the training, as its parent does."""
-    os.fork()
+def fork_twice(task):
+    """The fork returns from the training first, and must not write the update."""
+    if (fork := os.fork()) > 0:
+        os.waitpid(fork, 0)
+        found = list(Path(task.config["outbox"]).iterdir())
+        assert not found, f"the fork wrote {found}"
+
+
+def scribble(_):
+    """Write to every open file."""
+    for number in range(3, 64):
+        with suppress(OSError):
+            os.write(number, b"\x05\x00\x00\x00\x14\xff\xff\xff\xff" * 20)
+    time.sleep(3600)
 
 
 def close_pipes(_):

@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from google.protobuf.message import DecodeError
+
 from fedloom.client import process_tree
 from fedloom.client.agent import training_frames as frames
 from fedloom.client.agent.task_run import OutOfTimeError, StoppedError
@@ -344,7 +346,7 @@ class _Child(asyncio.SubprocessProtocol):
         try:
             for kind, payload in self._frames.feed(data):
                 self._received(kind, payload)
-        except (IntegrityError, KeyError, TypeError, ValueError) as error:
+        except (IntegrityError, DecodeError, KeyError, TypeError, ValueError) as error:
             self._break(f"The training process sent what is no message: {error}.")
 
     def _printed(self, data: bytes) -> None:
