@@ -25,7 +25,7 @@ from fastapi import routing
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from fedloom.protocol.tensors.container import write_file
 from fedloom.server.ledger import Ledger, tables
-from fedloom.server.ledger.access_tables import audit
+from fedloom.server.ledger.access.tables import audit
 from fedloom.server.planning.spec import parse
 from fedloom.server.routes import application
 from fedloom.server.storage.model_store import ModelStore

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from fedloom.server.access import passwords, secrets
-from fedloom.server.ledger.accounts import Scope
+from fedloom.server.ledger.access.accounts import Scope
 from support.door import Door
 from support.visitor import Visitor
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, Refusal, UnavailableError
 from fedloom.server.access import audit_log
-from fedloom.server.ledger.access_tables import audit
+from fedloom.server.ledger.access.tables import audit
 from fedloom.server.ledger.audit_trail import Trail, first_break
 from support.contexts import rows_of
 from support.door import SPEC, write_model

@@ -10,8 +10,8 @@ import pytest
 
 from fedloom.server.access import gate, passwords, secrets, shield
 from fedloom.server.access.gate import Gate
-from fedloom.server.ledger import accounts
-from fedloom.server.ledger.accounts import Scope
+from fedloom.server.ledger.access import accounts
+from fedloom.server.ledger.access.accounts import Scope
 from support.contexts import rows_of
 from support.patience import PATIENCE_S
 from support.visitor import Visitor
@@ -20,7 +20,7 @@ PASSWORD = "correct horse battery"
 
 
 def _audited(door):
-    from fedloom.server.ledger.access_tables import audit
+    from fedloom.server.ledger.access.tables import audit
 
     asyncio.run_coroutine_threadsafe(door.contexts.audit_log.store(), door._loop).result(10)
     return [(row["action"], row["who"]) for row in rows_of(door.contexts.ledger, audit.select())]

@@ -9,7 +9,7 @@ from fedloom.protocol import settings
 from fedloom.protocol.errors import UsageError
 from fedloom.server import config
 from fedloom.server.access import oidc, oidc_http
-from fedloom.server.ledger.access_tables import audit
+from fedloom.server.ledger.access.tables import audit
 from fedloom.server.oidc_config import OidcConfig
 from support.contexts import rows_of
 from support.door import Door

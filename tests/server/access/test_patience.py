@@ -12,7 +12,7 @@ import pytest
 from fedloom.server import event_hub
 from fedloom.server.access import shield
 from fedloom.server.http import handshake_limits, shared_answers, slow_connections
-from fedloom.server.ledger.accounts import Scope
+from fedloom.server.ledger.access.accounts import Scope
 from support.door import Door
 from support.visitor import PATIENCE_S, Visitor
 

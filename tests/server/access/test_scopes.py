@@ -4,8 +4,8 @@ import getpass
 
 import pytest
 
-from fedloom.server.ledger.access_tables import audit
-from fedloom.server.ledger.accounts import Scope
+from fedloom.server.ledger.access.accounts import Scope
+from fedloom.server.ledger.access.tables import audit
 from fedloom.server.routes import application
 from support.contexts import rows_of
 from support.door import Door

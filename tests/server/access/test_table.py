@@ -11,7 +11,7 @@ import pytest
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.server.access import passwords, secrets
-from fedloom.server.ledger.accounts import Scope
+from fedloom.server.ledger.access.accounts import Scope
 from support.door import Door
 from support.routes import table
 from support.visitor import Visitor

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
-from fedloom.server.ledger.access_tables import audit
+from fedloom.server.ledger.access.tables import audit
 from fedloom.server.ledger.audit_trail import first_break
 from fedloom.server.ledger.tables import promotions
 from support.contexts import rows_of

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from fedloom.server.access.audit_log import AuditLog
-from fedloom.server.ledger.accounts import Accounts
+from fedloom.server.ledger.access.accounts import Accounts
 from fedloom.server.threads import Thread
 
 

@@ -17,7 +17,7 @@ from fedloom.server.access.oidc import Oidc
 from fedloom.server.access.principal import LOCAL_USER, Principal
 from fedloom.server.access.site import Site
 from fedloom.server.access.throttle import Throttle, network_of
-from fedloom.server.ledger.accounts import IDLE_S, Accounts, Row, Scope
+from fedloom.server.ledger.access.accounts import IDLE_S, Accounts, Row, Scope
 
 MAX_CHECKS = 16
 """Passwords in check or waiting for it: each takes a third of a second and 64 MiB."""

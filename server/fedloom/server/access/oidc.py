@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 
 from fedloom.protocol.errors import printable
 from fedloom.server.access.errors import UnauthenticatedError
-from fedloom.server.ledger.accounts import Scope
+from fedloom.server.ledger.access.accounts import Scope
 from fedloom.server.oidc_config import OidcConfig
 
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA"]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedloom.server.ledger.accounts import Scope
+from fedloom.server.ledger.access.accounts import Scope
 
 LOCAL_USER = "fedloom.local_user"
 """Key in an ASGI scope: the name of the local user behind the Unix socket."""

@@ -20,7 +20,7 @@ from fedloom.server.access.errors import ForbiddenError
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import LOCAL_USER, Principal
 from fedloom.server.access.shield import PRINCIPAL
-from fedloom.server.ledger.accounts import Scope
+from fedloom.server.ledger.access.accounts import Scope
 
 CSRF_HEADER = "x-csrf-token"
 CSRF_FIELD = "csrf_token"

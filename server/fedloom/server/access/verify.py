@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
 from fedloom.server import config
-from fedloom.server.ledger.access_tables import audit
+from fedloom.server.ledger.access.tables import audit
 from fedloom.server.ledger.audit_trail import HEAD_FILE, Break, Head, Pruned, first_break, pruned_in
 
 _HEAD = re.compile(r"(\d{1,18})[:\s]([0-9a-f]{64})")

@@ -29,7 +29,7 @@ import sqlalchemy as sa
 
 from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import UnavailableError, printable
-from fedloom.server.ledger.access_tables import audit
+from fedloom.server.ledger.access.tables import audit
 
 log = logging.getLogger(__name__)
 

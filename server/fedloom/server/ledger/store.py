@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import UnavailableError, UsageError
-from fedloom.server.ledger.accounts import Accounts
+from fedloom.server.ledger.access.accounts import Accounts
 from fedloom.server.ledger.audit_trail import HEAD_FILE, Trail
 from fedloom.server.ledger.migrations import migrate
 from fedloom.server.ledger.tables import cohorts, rounds, updates

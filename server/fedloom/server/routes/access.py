@@ -10,7 +10,7 @@ from fedloom.server.access.errors import ForbiddenError
 from fedloom.server.access.principal import Principal
 from fedloom.server.access.scopes import Admin, Viewer
 from fedloom.server.http.dependencies import FAULTS, Context
-from fedloom.server.ledger.accounts import LINK_LIFE_S, Scope, check_name
+from fedloom.server.ledger.access.accounts import LINK_LIFE_S, Scope, check_name
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import ConflictError, NotFoundError
 from fedloom.server.routes.access_views import (

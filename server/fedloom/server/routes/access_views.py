@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedloom.server.access.passwords import MAX_LENGTH
-from fedloom.server.ledger.accounts import Scope
+from fedloom.server.ledger.access.accounts import Scope
 
 MAX_TTL_S = 10 * 366 * 24 * 3600.0
 

@@ -39,7 +39,7 @@ from fedloom.server.engine.errors import OperatorRefused
 from fedloom.server.http.dependencies import context_of
 from fedloom.server.http.head_requests import HeadOnly
 from fedloom.server.http.shared_answers import Answers
-from fedloom.server.ledger.accounts import LastAdminError
+from fedloom.server.ledger.access.accounts import LastAdminError
 from fedloom.server.pki.authority import Authority
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import ConflictError, NotFoundError

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from fedloom.server.access.principal import Principal
 from fedloom.server.access.scopes import needs
 from fedloom.server.http.dependencies import FAULTS, Context
-from fedloom.server.ledger.accounts import Scope
+from fedloom.server.ledger.access.accounts import Scope
 from fedloom.server.metrics import scrape
 from fedloom.server.queries.gauges import gauge_values
 

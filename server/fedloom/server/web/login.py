@@ -20,7 +20,7 @@ from fedloom.server.access.scopes import Public, Viewer, form_of
 from fedloom.server.access.throttle import network_of
 from fedloom.server.http.dependencies import Context
 from fedloom.server.http.head_requests import HEAD_ONLY
-from fedloom.server.ledger.accounts import LIFE_S
+from fedloom.server.ledger.access.accounts import LIFE_S
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import NotFoundError
 

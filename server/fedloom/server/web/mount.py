@@ -7,7 +7,7 @@ from starlette.staticfiles import StaticFiles
 
 from fedloom.server.access.principal import Principal
 from fedloom.server.access.shield import PRINCIPAL
-from fedloom.server.ledger.accounts import Scope
+from fedloom.server.ledger.access.accounts import Scope
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.web import (
     audit,

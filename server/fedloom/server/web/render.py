@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedloom.server.access.principal import Principal
-from fedloom.server.ledger.accounts import Scope
+from fedloom.server.ledger.access.accounts import Scope
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.web import words
 

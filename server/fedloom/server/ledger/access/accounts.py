@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import UsageError
-from fedloom.server.ledger.access_tables import api_tokens, login_links, sessions, users
+from fedloom.server.ledger.access.tables import api_tokens, login_links, sessions, users
 
 IDLE_S = 2 * 3600.0
 """A session ends after this many seconds without use."""

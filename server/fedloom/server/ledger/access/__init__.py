@@ -1,0 +1,1 @@
+"""Operators: their accounts, sessions and API tokens."""
