@@ -14,10 +14,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: make flower")
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedloom.protocol.flower_messages import number_of
 from fedloom.protocol.tensors.container import read_params
 from support.patience import PATIENCE_S
 from support.ports import steady_port
@@ -34,15 +36,18 @@ def import_app(folder, name):
 
 
 class Here(Grid):
-    """Flower's grid with nodes in this process: the app is called for each message."""
+    """Flower's grid with nodes in this process: the app is called for each message.
+
+    Node `number` has the id of a deployed client `c{number}`.
+    """
 
     def __init__(self, app, nodes, run_config):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self.app = app
         self.contexts = {
-            100 + number: Context(
+            number_of(f"c{number}"): Context(
                 run_id=1,
-                node_id=100 + number,
+                node_id=number_of(f"c{number}"),
                 node_config={"partition-id": number, "num-partitions": nodes},
                 state=RecordDict(),
                 run_config=dict(run_config),
@@ -74,7 +79,14 @@ class Here(Grid):
 
     def send_and_receive(self, messages, *, timeout=None):
         del timeout
-        return [self.app(m, self.contexts[m.metadata.dst_node_id]) for m in messages]
+        return [self._answered(message) for message in messages]
+
+    def _answered(self, message):
+        try:
+            return self.app(message, self.contexts[message.metadata.dst_node_id])
+        except Exception as error:  # noqa: BLE001 - as Flower's nodes answer
+            failed = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=f"{error}")
+            return Message(failed, reply_to=message)
 
 
 class Deployment:
@@ -130,9 +142,10 @@ class Deployment:
         self.serve_again()
 
     def serve_again(self):
-        ready = self.directory / f"ready-{len(self.running)}"
+        number = len(list(self.directory.glob("server-*.log")))
+        ready = self.directory / f"ready-{number}"
         words = ("server", "run", "--dir", self.server, "--ready", ready)
-        self.process = self.begin(*words, log=f"server-{len(self.running)}.log")
+        self.process = self.begin(*words, log=f"server-{number}.log")
         ports = self.waited(lambda: ready.exists() and ready.read_text().split())
         self.enrolment = ports[1]
 
@@ -141,8 +154,8 @@ class Deployment:
         self.process.wait()
         self.running.remove(self.process)
 
-    def attend(self, app, number, of):
-        """One agent, by `fedloom client run --flower`."""
+    def attend(self, app, number, of, policy=""):
+        """One agent, by `fedloom client run --flower`, with a policy of its owner."""
         home = self.directory / f"client-{number}"
         token = self.call("token", "create", "--client", f"c{number}", "--dir", self.server)
         token = token["tokens"][0]["token"]
@@ -152,6 +165,7 @@ class Deployment:
         node = f"partition-id = {number}\nnum-partitions = {of}\n"
         text = "\n".join(line for line in text.splitlines() if line != "[flower]")
         (home / "client.toml").write_text(f"{text}\n[flower]\n{node}")
+        (home / "policy.toml").write_text(policy)
         return self.begin(
             "client", "run", "--flower", app, "--config", home / "client.toml",
             log=f"client-{number}.log",

@@ -20,21 +20,12 @@ models. This package requires neither torch nor the server's libraries.
 
 import fedloom.protocol.transport  # noqa: F401 - before gRPC is imported
 from fedloom.client.agent.agent import Agent, run
-from fedloom.client.api import (
-    Client,
-    Kind,
-    MaskOf,
-    Metrics,
-    Params,
-    SliceOf,
-    Task,
-    Update,
-    Weighting,
-)
+from fedloom.client.api import Client, MaskOf, Metrics, Params, SliceOf, Task, Update, Weighting
 from fedloom.client.config import ClientConfig
 from fedloom.client.files import load_file, save_file
 from fedloom.client.gates import Gate
 from fedloom.client.model import Model
+from fedloom.protocol.task_kind import Kind
 
 __all__ = [
     "Agent",

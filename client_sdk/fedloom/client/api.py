@@ -18,19 +18,13 @@ from fedloom.client.training.checkpoints import Checkpoints
 from fedloom.client.training.client_rule import RuleContext
 from fedloom.client.training.progress import Reporter, TrainingProgress
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.task_kind import Kind
 from fedloom.strategies import ClientRule, RoundSettings
 
 Params: TypeAlias = dict[str, NDArray[Any]]
 Metrics: TypeAlias = Mapping[str, float]
 Scalar: TypeAlias = bool | int | float | str
 T = TypeVar("T")
-
-
-class Kind(StrEnum):
-    """Kind of a task."""
-
-    TRAIN = "train"
-    EVALUATE = "evaluate"
 
 
 class Weighting(StrEnum):
@@ -267,6 +261,24 @@ class Client:
             The number of examples and metrics.
         """
         raise NotImplementedError
+
+    def answer(self, message: bytes, task: Task) -> bytes:  # noqa: ARG002 - a subclass uses them
+        """Answer a message of a Flower `ServerApp`; `fedloom client run --flower` does.
+
+        Args:
+            message: a serialised `flwr.proto.message_pb2.Message`.
+            task: of this message.
+
+        Returns:
+            The reply, likewise serialised.
+
+        Raises:
+            UsageError: this client answers none.
+        """
+        raise UsageError(
+            "Expected a client that answers messages of a Flower ServerApp, got one that trains: "
+            "run `fedloom client run --flower MODULE:APP` on this device."
+        )
 
     def initial(self) -> Params | None:
         """Initial model of a run, for `fedloom model init`; None if this client has none."""

@@ -26,14 +26,18 @@ class Manifest:
         dtypes: container dtype by tensor name.
         specs: shape, and the numpy dtype that its values have in memory, by tensor name.
         size_bytes: of the whole model container.
+        replaced: updates carry the values themselves, in the model's dtypes, not differences.
     """
 
     dtypes: Mapping[str, str]
     specs: Mapping[str, TensorSpec]
     size_bytes: int
+    replaced: bool = False
 
     def wire_dtype(self, tensor: str) -> str:
-        """Container dtype of a difference of this tensor."""
+        """Container dtype of an update of this tensor."""
+        if self.replaced:
+            return self.dtypes[tensor]
         return "F32" if self.dtypes[tensor] in _SINGLE else "F64"
 
     def is_float(self, tensor: str) -> bool:

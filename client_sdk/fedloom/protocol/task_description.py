@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from fedloom.protocol.task_kind import Kind
 from fedloom.strategies import ClientRule, Personal, RoundSettings
 
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ class TaskDescription:
     Attributes:
         run: id of the run.
         round: number of the round, from 1.
-        train: False: only evaluate.
-        model: from which the round starts; None if it is not a file.
+        kind: of the task.
+        model: from which the round starts, or the message; None if it is not a file.
         differences: that lead to `model`, oldest first.
         settings: of local training in this round.
         rule: client rule.
@@ -112,7 +113,7 @@ class TaskDescription:
 
     run: str
     round: int
-    train: bool = True
+    kind: Kind = Kind.TRAIN
     model: FileRef | None = None
     differences: tuple[DifferenceRef, ...] = ()
     settings: RoundSettings
@@ -131,9 +132,14 @@ class TaskDescription:
     run_name: str = ""
 
     @property
+    def train(self) -> bool:
+        """Whether clients train."""
+        return self.kind is Kind.TRAIN
+
+    @property
     def evaluates(self) -> bool:
-        """Whether clients evaluate the received model: if asked, or if they do not train."""
-        return self.evaluate or not self.train
+        """Whether clients evaluate the received model: as the task, or beside training."""
+        return self.kind is Kind.EVALUATE or (self.train and self.evaluate)
 
     @property
     def receives(self) -> bool:

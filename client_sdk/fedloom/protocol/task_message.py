@@ -16,6 +16,7 @@ from fedloom.protocol.task_description import (
     check_config,
     task_seed,
 )
+from fedloom.protocol.task_kind import Kind
 from fedloom.protocol.updates.compression import scheme_of
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import ClientRule, Personal, RoundSettings, client_rule
@@ -26,7 +27,12 @@ _WEIGHTINGS = {
     "uniform": fleet_pb2.WEIGHTING_UNIFORM,
 }
 _WEIGHTING_NAMES = {value: name for name, value in _WEIGHTINGS.items()}
-_TRAINS = {fleet_pb2.TASK_KIND_TRAIN: True, fleet_pb2.TASK_KIND_EVALUATE: False}
+_KINDS = {
+    Kind.TRAIN: fleet_pb2.TASK_KIND_TRAIN,
+    Kind.EVALUATE: fleet_pb2.TASK_KIND_EVALUATE,
+    Kind.MESSAGE: fleet_pb2.TASK_KIND_MESSAGE,
+}
+_KIND_NAMES = {value: kind for kind, value in _KINDS.items()}
 
 
 # ---- encoding --------------------------------------------------------------------------------
@@ -37,7 +43,7 @@ def to_message(task: TaskDescription) -> fleet_pb2.Task:
     rule, personal = task.rule, task.personal
     return fleet_pb2.Task(
         key=fleet_pb2.TaskKey(run=task.run, round=task.round),
-        kind=fleet_pb2.TASK_KIND_TRAIN if task.train else fleet_pb2.TASK_KIND_EVALUATE,
+        kind=_KINDS[task.kind],
         model=_reference(task.model),
         differences=[
             fleet_pb2.Difference(base=each.base, difference=_reference(each.file))
@@ -74,7 +80,11 @@ def to_message(task: TaskDescription) -> fleet_pb2.Task:
 
 
 def for_client(
-    common: fleet_pb2.Task, client: str, seed: int, memory_round: int | None
+    common: fleet_pb2.Task,
+    client: str,
+    seed: int,
+    memory_round: int | None,
+    own: FileRef | None = None,
 ) -> fleet_pb2.Task:
     """Return a round's task with the values that differ between its clients.
 
@@ -84,11 +94,14 @@ def for_client(
         seed: of the run.
         memory_round: the last round that counted an update of this client; None if clients
             have no memory.
+        own: the file that this client gets in place of the model; None for the model.
     """
     task = fleet_pb2.Task()
     task.CopyFrom(common)
     if memory_round is not None:
         task.memory_round = memory_round
+    if own is not None:
+        task.model.digest, task.model.size_bytes = own.digest, own.size_bytes
     task.seed = task_seed(seed, task.key.round, client)
     return task
 
@@ -157,7 +170,7 @@ def from_message(message: fleet_pb2.Task) -> TaskDescription:
         return TaskDescription(
             run=message.key.run,
             round=message.key.round,
-            train=_TRAINS[message.kind],
+            kind=_KIND_NAMES[message.kind],
             model=_file(message.model),
             differences=tuple(
                 DifferenceRef(base=each.base, file=_file(each.difference) or FileRef(digest=""))

@@ -218,6 +218,10 @@ class Server:
             else SigningKey.ensure(state_dir / SIGNING, authority.federation),
             tracer=tracing.tracer(config.tracing.endpoint, "fedloom-server", config.federation),
         )
+        server.rounds.app_runs = state_dir.resolve() / "flower"
+        server.rounds.apps = {
+            name: (state_dir / folder).resolve() for name, folder in config.flower_apps.items()
+        }
         self._stack.push_async_callback(asyncio.to_thread, server.rounds.tracer.close)
         self._stack.callback(server.close)
         self._stack.enter_context(server.log_ring.listening())

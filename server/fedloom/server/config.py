@@ -3,6 +3,7 @@
 They hold no secrets: keys are in `pki/`, with mode 0600.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -29,7 +30,7 @@ PRIVATE = (
 )
 """Names in the state directory whose modes are narrowed if they are wide; wide keys are refused."""
 
-_OPTIONAL = ("oidc", "tracing", "flower")
+_OPTIONAL = ("oidc", "tracing", "flower", "flower_apps")
 """Tables that are not in a new file: docs/console-security.md, docs/metrics.md, docs/flower.md."""
 
 AUTO = "auto"
@@ -106,6 +107,11 @@ class ServerConfig:
         doc="Flower strategies that runs may use as flower:NAME: FILE.py:NAME, relative to the "
         "state directory, or MODULE:NAME; the server runs this code",
     )
+    flower_apps: dict[str, str] = setting(
+        default_factory=dict,
+        doc="Flower apps whose ServerApp runs may name as flower.server_app: their folders, "
+        "relative to the state directory; the server runs this code",
+    )
 
     def __post_init__(self) -> None:
         for name in ("fleet", "enrolment"):
@@ -127,11 +133,16 @@ class ServerConfig:
         chunk_size.check(self.chunk_bytes)
         if not self.names:
             raise UsageError("Expected at least one name for the server's certificate, got none.")
-        if not all(name.replace("-", "").replace("_", "").isalnum() for name in self.flower):
-            raise UsageError(
-                "Expected names of letters, digits, - and _ in [flower], such as "
-                f'krum = "strategies.py:krum", got {", ".join(self.flower)}.'
-            )
+        _check_names("flower", self.flower, "strategies.py:krum")
+        _check_names("flower_apps", self.flower_apps, "apps/krum")
+
+
+def _check_names(table: str, names: Iterable[str], example: str) -> None:
+    if not all(name.replace("-", "").replace("_", "").isalnum() for name in names):
+        raise UsageError(
+            f"Expected names of letters, digits, - and _ in [{table}], such as "
+            f'krum = "{example}", got {", ".join(names)}.'
+        )
 
 
 def split_address(address: str, name: str) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from fedloom.cli.main import main
 from fedloom.server.engine import BufferConfig, RoundConfig
+from fedloom.server.planning.messages import MessageSettings
 from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.strategies import LocalTraining, MetricsSettings, Personal, registry
 from fedloom.strategies.privacy import Privacy
@@ -55,6 +56,7 @@ def _names(kind):
         ("rule", list(registry.CLIENT_RULES.values())),
         ("personal", [Personal]),
         ("privacy", [Privacy]),
+        ("flower", [MessageSettings]),
     ],
 )
 def test_template_names_every_setting_of_a_table(table, kinds):

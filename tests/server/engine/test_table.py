@@ -15,6 +15,7 @@ from fedloom.server.engine import (
     CloseNow,
     CommitFailed,
     Committed,
+    Done,
     ExtendDeadline,
     Left,
     OfferAccepted,
@@ -41,6 +42,7 @@ from fedloom.server.engine import (
     UpdateRefused,
     Verdict,
     Wake,
+    Wanted,
     uniform,
 )
 
@@ -71,6 +73,8 @@ RUN_EVENTS = (
     Resume(),
     Stop(),
     Break("no model"),
+    Wanted(),
+    Done(),
     RollBack("back to round 1"),
     RolledBack(1),
 )

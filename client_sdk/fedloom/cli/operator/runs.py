@@ -45,10 +45,11 @@ def template() -> None:
 
 
 @run.command()
-@click.argument("spec", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument(
+    "spec", metavar="[RUN.toml]", required=False, type=click.Path(path_type=Path, dir_okay=False)
+)
 @click.option(
     "--model",
-    required=True,
     metavar="FILE|DIGEST",
     help="Initial model: a safetensors file, or the digest of a model on the server.",
 )
@@ -57,10 +58,23 @@ def template() -> None:
     is_flag=True,
     help="Only evaluate the model, in one round; overrides the number of rounds.",
 )
+@click.option(
+    "--flower-server",
+    metavar="NAME",
+    help="Run the ServerApp of this Flower app, of [flower_apps] in server.toml.",
+)
 @click.option("--watch", is_flag=True, help="Then watch the run until it ends.")
 @server_options
-def submit(spec: Path, model: str, evaluate: bool, watch: bool, directory: Path) -> None:
-    """Start a run from an initial model.
+def submit(
+    spec: Path | None,
+    model: str | None,
+    *,
+    evaluate: bool,
+    flower_server: str | None,
+    watch: bool,
+    directory: Path,
+) -> None:
+    """Start a run from an initial model, or of a Flower ServerApp.
 
     First prints the privacy guarantee of a run with [privacy], and the rounding of one with
     sum_bits, as `fedloom run describe` does.
@@ -70,19 +84,27 @@ def submit(spec: Path, model: str, evaluate: bool, watch: bool, directory: Path)
       fedloom run submit run.toml --model init.safetensors
       fedloom run submit run.toml --model 25eb5eeb --watch
       fedloom run submit run.toml --model 25eb5eeb --evaluate --watch
+      fedloom run submit --flower-server analytics --watch
     """
-    values = _read(spec)
+    if spec is None and flower_server is None:
+        raise click.UsageError("Missing argument RUN.toml.")
+    values = {} if spec is None else _read(spec)
     if evaluate:
         values |= {"evaluate_only": True, "rounds": 1}
+    if flower_server is not None:
+        values.setdefault("name", flower_server)
+        values["flower"] = {**values.get("flower", {}), "server_app": flower_server}
+    if model is None and not values.get("flower"):
+        raise click.UsageError("Missing option --model FILE|DIGEST.")
     control = Control(directory)
-    with within(spec):  # before the model is uploaded
+    with nullcontext() if spec is None else within(spec):  # before the model is uploaded
         described = control.post("runs", "describe", body={"spec": values})
     claim, grid = described["privacy"], described["sums"]
     if claim is not None and not output.wants_json():
         _show_claim(claim)
     if grid is not None and not output.wants_json():
         _show_sums(grid)
-    digest = _upload(control, Path(model)) if Path(model).is_file() else _as_digest(model)
+    digest = "" if model is None else _digest_of(control, model)
     started = control.post("runs", body={"spec": values, "model": digest})
     if claim is not None and not output.wants_json():
         for text in control.get("runs", started["id"])["privacy"].get("advice", ()):
@@ -151,7 +173,10 @@ def _read(spec: Path) -> dict[str, Any]:
     return toml.read(spec, "a run's settings", missing="`fedloom run template` prints a template")
 
 
-def _as_digest(text: str) -> str:
+def _digest_of(control: Control, text: str) -> str:
+    """The digest of a model on the server, to which a file is uploaded."""
+    if Path(text).is_file():
+        return _upload(control, Path(text))
     if len(text) < 4 or not set(text) <= set("0123456789abcdef"):
         raise UsageError(f"--model {text!r} is neither a file nor a digest.")
     return text

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
+import numpy as np
+
 from fedloom.client.agent.trim_memory import trim
-from fedloom.client.api import Client, Kind, Params, Task, Update, Weighting
+from fedloom.client.api import Client, Params, Task, Update, Weighting
 from fedloom.client.budgets import Budgets, machine, room_beside
 from fedloom.client.owner.policy import Policy, PolicyError
 from fedloom.client.owner.update_check import too_few
@@ -30,9 +32,12 @@ from fedloom.client.update.validate import (
     of_update,
     weight_of,
 )
+from fedloom.protocol import flower_messages
 from fedloom.protocol.crash_points import crossing
+from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest, read_manifest
 from fedloom.protocol.task_description import TaskDescription
+from fedloom.protocol.task_kind import Kind
 from fedloom.protocol.task_message import from_message
 from fedloom.protocol.tensors.container import read_params
 from fedloom.protocol.tensors.file_arrays import Scratch, stored_params
@@ -42,6 +47,7 @@ from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import DELTA
 from fedloom.strategies.exact.lazy_arrays import Values
+from fedloom.strategies.exact.partial import Slice
 from fedloom.strategies.privacy import advice
 from fedloom.strategies.state import slots_from_arrays, slots_to_arrays
 
@@ -62,7 +68,7 @@ def task_from_message(message: fleet_pb2.Task, client: str = "") -> Task:
         run=asked.run,
         round=asked.round,
         client=client,
-        kind=Kind.TRAIN if asked.train else Kind.EVALUATE,
+        kind=asked.kind,
         settings=asked.settings,
         rule=asked.rule,
         config=dict(asked.config),
@@ -149,6 +155,9 @@ class TaskRun:
             weight=1.0,
         )
         self._prepare()
+        if task.kind is Kind.MESSAGE:
+            self._answer(header, path)
+            return self._finished(header)
         may_evaluate = self.policy.runs.evaluate and self.policy.metrics
         if may_evaluate and self._asked.evaluates and self.client.can_evaluate():
             returned = self.client.evaluate(self._model(path, task.local.evaluated), task)
@@ -175,9 +184,35 @@ class TaskRun:
         else:
             with open(self.store.body_path(task.run, task.round), "wb", opener=private_opener):
                 pass  # an update without a body
+        return self._finished(header)
+
+    def _finished(self, header: fleet_pb2.UpdateHeader) -> fleet_pb2.UpdateHeader:
         self.store.add_unsent(header)
         crossing("client.outbox.written")
         return header
+
+    def _answer(self, header: fleet_pb2.UpdateHeader, path: Path) -> None:
+        """Answer a message, and write the reply to the outbox."""
+        self.trains()
+        task, most = self.task, self.message.limits.max_bytes - flower_messages.OVERHEAD_BYTES
+        if self.budgets.training_s is not None:
+            task.limit(self.budgets.training_s)
+        reply = self.client.answer(flower_messages.read(path), task)
+        if task.dropped:
+            raise StoppedError(f"Message {task.round} of {task.run} was withdrawn.")
+        if len(reply) > most:
+            raise UsageError(
+                f"Expected a reply of at most {most} bytes, got {len(reply)}: raise "
+                "flower.max_message_mb of the run."
+            )
+        values = np.frombuffer(reply, np.uint8)
+        part = TensorPart(
+            flower_messages.GROUP, flower_messages.TENSOR, Slice(((0, values.size),)), values
+        )
+        body = self.store.body_path(task.run, task.round)
+        manifest = flower_messages.manifest(most)
+        described, header.size_bytes, header.crc32c = write_body(body, [part], manifest)
+        header.parts.extend(described)
 
     def _limit_thread(self) -> None:
         """Apply the device's limits of threads and priority to this thread."""

@@ -122,6 +122,12 @@ class _OnlyHere(Client):
         finally:
             self._pipes.end_a_fork()
 
+    def answer(self, message: bytes, task: Task) -> bytes:
+        try:
+            return self._client.answer(message, task)
+        finally:
+            self._pipes.end_a_fork()
+
 
 class _Tasks:
     """Runs tasks in this thread, while another one listens."""

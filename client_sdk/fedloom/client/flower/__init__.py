@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.client.api import Client, Params
-from fedloom.protocol import extras
+from fedloom.protocol import extras, flower_project
 
 
 def flower_client(
@@ -63,8 +63,7 @@ def load(
     """
     extras.flower("for Flower apps")
     app = find(code)
-    projects = importlib.import_module("fedloom.client.flower.projects")
-    defaults = projects.config_of(code)
+    defaults = flower_project.config_of(code)
     return flower_client(app, state_dir, node_config=node_config, defaults=defaults)
 
 

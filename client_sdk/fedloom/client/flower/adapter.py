@@ -19,13 +19,17 @@ from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.app.constants import DEFAULT_TTL
 from flwr.app.message.message import make_message
 from flwr.clientapp import ClientApp
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as Written
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedloom.client.api import Client, Kind, Metrics, Params, Task, Update, Weighting
+from fedloom.client.api import Client, Metrics, Params, Task, Update, Weighting
 from fedloom.client.flower import legacy, records
-from fedloom.client.flower.contexts import Contexts
+from fedloom.client.flower.contexts import Contexts, Step
 from fedloom.client.numpy import refuse_module_settings
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.flower_messages import number_of
+from fedloom.protocol.task_kind import Kind
 
 SERVER: Final = 1
 """Flower's number of the server node."""
@@ -109,6 +113,18 @@ class FlowerClient(Client):
         num_examples, metrics = records.metrics_of(reply.metric_records)
         return num_examples or 0, metrics
 
+    def answer(self, message: bytes, task: Task) -> bytes:
+        """Pass a message of a `ServerApp` to the app.
+
+        Raises:
+            UsageError: the app's reply is no message.
+        """
+        asked = message_from_proto(Written.FromString(message))
+        config = {**self._defaults, **task.config}
+        reply = self._call(asked, task, (task.round, 0), config)
+        written: bytes = message_to_proto(reply).SerializeToString()
+        return written
+
     def _ask(self, params: Params, task: Task, kind: Kind) -> RecordDict:
         """Send the app a message; keep its context."""
         config = self._config(task)
@@ -116,7 +132,6 @@ class FlowerClient(Client):
         for setting, *_ in MESSAGE_TYPES.values():
             config.pop(setting, None)
         step = (task.round, int(kind is Kind.TRAIN))
-        context = self._contexts.load(task.run, task.client, step, dict(config))
         values = {**config, "server-round": task.round}
         if self._is_legacy:
             records.check_listable(params)
@@ -127,9 +142,18 @@ class FlowerClient(Client):
             content = RecordDict(
                 {"arrays": records.to_arrays(params), "config": ConfigRecord(values)}
             )
+        asked = make_message(_metadata(task, message_type), content)
+        return self._call(asked, task, step, config).content
+
+    def _call(self, asked: Message, task: Task, step: Step, config: Mapping[str, Any]) -> Message:
+        """Call the app; keep its context.
+
+        Raises:
+            UsageError: it answers with an error, or with something else.
+        """
+        context = self._contexts.load(task.run, task.client, step, dict(config))
         TaskIdentity.task_id = task.round
         TaskIdentity.run_id, TaskIdentity.node_id = context.run_id, context.node_id
-        asked = make_message(_metadata(context, task, message_type), content)
         reply = self._app(asked, context)
         if not isinstance(reply, Message):
             raise UsageError(
@@ -140,7 +164,7 @@ class FlowerClient(Client):
                 f"The Flower app answered with error {reply.error.code}: {reply.error.reason}"
             )
         self._contexts.save(task.run, step, context.state)
-        return reply.content
+        return reply
 
     def _config(self, task: Task) -> dict[str, Any]:
         """The app's config: its defaults, overridden by the task's settings, then by the run's."""
@@ -172,12 +196,12 @@ def _message_type(kind: Kind, config: Mapping[str, Any]) -> str:
     return found
 
 
-def _metadata(context: Any, task: Task, message_type: str) -> Metadata:
+def _metadata(task: Task, message_type: str) -> Metadata:
     return Metadata(
-        run_id=context.run_id,
+        run_id=number_of(task.run),
         message_id=f"{task.run}.{task.round}.{message_type}",
         src_node_id=SERVER,
-        dst_node_id=context.node_id,
+        dst_node_id=number_of(task.client),
         reply_to_message_id="",
         group_id=str(task.round),
         created_at=time.time(),

@@ -4,7 +4,6 @@ Invariant: a repeated task gets the context of its first execution: it reads the
 earlier steps, and writes its own. Nothing is unpickled.
 """
 
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as Message
 
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.flower_messages import number_of
 from fedloom.protocol.trust.private_files import private_directory, write_private
 
 FOLDER = "flower"
@@ -21,12 +21,7 @@ KEEP_STEPS = 4
 KEEP_RUNS = 8
 
 Step = tuple[int, int]
-"""A round, and 0 for its evaluation or 1 for its training."""
-
-
-def number_of(text: str) -> int:
-    """A stable number for a name, from 1 to 2^63 - 1, as an id in Flower."""
-    return int.from_bytes(sha256(text.encode()).digest()[:8], "little") >> 1 or 1
+"""A round, and 0 for its evaluation or message, or 1 for its training."""
 
 
 class Contexts:

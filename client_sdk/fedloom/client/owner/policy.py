@@ -133,12 +133,25 @@ class Policy:
         if any(_matches(word, self.runs.deny) for word in (run, name)):
             return f"the device's policy denies the run {name or run}."
         if offer.kind == fleet_pb2.TASK_KIND_EVALUATE:
-            if not self.runs.evaluate:
-                return "the device's policy does not allow evaluation."
-            return None if self.metrics else "the device's policy lets no metrics leave."
+            return self._objection_to_evaluation()
+        if offer.kind == fleet_pb2.TASK_KIND_MESSAGE:
+            return self._objection_to_messages()
         if self.privacy.otherwise == "decline" and not self.privacy.is_met(offer):
             return f"the device's policy requires {self.wanted()}; the run has {_given(offer)}."
         return None
+
+    def _objection_to_evaluation(self) -> str | None:
+        if not self.runs.evaluate:
+            return "the device's policy does not allow evaluation."
+        return None if self.metrics else "the device's policy lets no metrics leave."
+
+    def _objection_to_messages(self) -> str | None:
+        if self.runs.evaluate and self.leaves == Leaves() and not self.privacy.clip_norm:
+            return None
+        return (
+            "the device's policy limits what may leave it, and replies to a Flower ServerApp may "
+            "hold anything."
+        )
 
     def wanted(self) -> str:
         """The required protection, as text."""

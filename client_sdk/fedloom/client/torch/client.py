@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedloom.client.api import Client, Kind, SliceOf, Task
+from fedloom.client.api import Client, SliceOf, Task
 from fedloom.client.data import Growing
 from fedloom.client.torch import adapters, batches, loaders, local_training, loop, modules
 from fedloom.client.torch.group import ALONE, Group, RankTask
@@ -27,6 +27,7 @@ from fedloom.client.torch.precision import How, Name, Precision, check
 from fedloom.client.torch.rules import cluster_choice
 from fedloom.client.torch.schedules import Schedule, schedule_of
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.task_kind import Kind
 
 Params = Mapping[str, NDArray[Any]]
 

@@ -10,7 +10,8 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from fedloom.client.api import Kind, Task
+from fedloom.client.api import Task
+from fedloom.protocol.task_kind import Kind
 
 T = TypeVar("T")
 

@@ -93,7 +93,8 @@ class ValueChecker:
         With a bound, or where float32 would overflow, it is in float64, so that the division into
         chunks cannot decide whether an update at its bound is accepted.
         """
-        if self._max_norm is not None or magnitude > MAX_SINGLE_MAGNITUDE:
+        exact = self._max_norm is not None or magnitude > MAX_SINGLE_MAGNITUDE
+        if exact or values.dtype.kind != "f":  # integers would overflow
             values = values.astype(np.float64)
         return float(np.einsum("i,i->", values, values))
 

@@ -13,6 +13,7 @@ class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_KIND_UNSPECIFIED: _ClassVar[TaskKind]
     TASK_KIND_TRAIN: _ClassVar[TaskKind]
     TASK_KIND_EVALUATE: _ClassVar[TaskKind]
+    TASK_KIND_MESSAGE: _ClassVar[TaskKind]
 
 class Weighting(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -23,6 +24,7 @@ class Weighting(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 TASK_KIND_UNSPECIFIED: TaskKind
 TASK_KIND_TRAIN: TaskKind
 TASK_KIND_EVALUATE: TaskKind
+TASK_KIND_MESSAGE: TaskKind
 WEIGHTING_UNSPECIFIED: Weighting
 WEIGHTING_EXAMPLES: Weighting
 WEIGHTING_CLIENT: Weighting

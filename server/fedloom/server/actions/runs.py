@@ -3,12 +3,13 @@
 import asyncio
 from dataclasses import replace
 
+from fedloom.protocol import flower_messages
 from fedloom.protocol.errors import UsageError
 from fedloom.server.access.principal import Principal
 from fedloom.server.actions.consequences import Wish, rollback_words
 from fedloom.server.ledger import require_run
 from fedloom.server.ledger.rows import RunRow
-from fedloom.server.planning.spec import parse
+from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import ConflictError
 from fedloom.server.queries.runs import run_summary
@@ -18,13 +19,30 @@ from fedloom.server.rounds.manager import new_id
 
 async def submit(context: ConsoleContext, principal: Principal, new: NewRun) -> RunView:
     """Start a run from a stored model."""
-    digest = await context.digest(new.model)
     spec = await asyncio.to_thread(parse, new.spec)  # the noise of a private run takes seconds
+    digest = await _model(context, spec, new.model)
     run = new_id(spec.name)
     await context.hold(digest)
     await context.audit(principal, "run.submit", run, {"model": digest})
     await context.runs.submit(new.spec, digest, run)
     return run_summary(await _row(context, run))
+
+
+async def _model(context: ConsoleContext, spec: RunSpec, wanted: str) -> str:
+    """The digest of the initial model; a run of a Flower `ServerApp` has an empty one.
+
+    Raises:
+        UsageError: there is a model with a `ServerApp`, or none without.
+    """
+    if bool(wanted) == bool(spec.flower):
+        raise UsageError(
+            "Expected no model with [flower]: its ServerApp makes the model."
+            if wanted
+            else "Expected a model to start from, got none."
+        )
+    if wanted:
+        return await context.digest(wanted)
+    return await context.in_disk(context.models.save, flower_messages.as_tensor(b"\0"), {})
 
 
 async def roll_back(

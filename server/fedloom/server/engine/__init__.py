@@ -8,6 +8,7 @@ from .buffer import Buffer as Buffer
 from .buffer import MemberSnapshot as MemberSnapshot
 from .cohort import Phase as Phase
 from .config import BufferConfig as BufferConfig
+from .config import MessageConfig as MessageConfig
 from .config import RoundConfig as RoundConfig
 from .config import RunConfig as RunConfig
 from .config import SampledConfig as SampledConfig
@@ -43,6 +44,7 @@ from .round import Round as Round
 from .round_engine import RoundEngine as RoundEngine
 from .run import AbortRound as AbortRound
 from .run import Break as Break
+from .run import Done as Done
 from .run import Finish as Finish
 from .run import OpenRound as OpenRound
 from .run import PauseRound as PauseRound
@@ -58,6 +60,7 @@ from .run import RunEvent as RunEvent
 from .run import RunProgress as RunProgress
 from .run import Started as Started
 from .run import Stop as Stop
+from .run import Wanted as Wanted
 from .selection import Select as Select
 from .selection import by_coins as by_coins
 from .selection import select_by as select_by

@@ -131,6 +131,28 @@ class SampledConfig(RoundConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessageConfig(RoundConfig):
+    """The settings of a round that sends messages to clients who are named.
+
+    Attributes:
+        goal: clients that get a message.
+        over_selection: 1.
+        quorum: 0; such a round ends when every client has answered, failed or is lost.
+        deadline_s: as of a round.
+        patience_s: as of a round.
+        candidates: 1.
+        replace: False.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    LEAST_QUORUM: ClassVar[int] = 0
+    quorum: int = 0
+    replace: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BufferConfig(RoundConfig):
     """The settings of buffered asynchronous rounds (Nguyen et al. 2022, FedBuff).
 
@@ -177,6 +199,7 @@ class RunConfig:
         evaluate_only: whether all rounds evaluate and none trains.
         max_abandoned: abandoned rounds in a row after which the run pauses. At least 1.
         most_opened: training rounds that it may open, abandoned ones included; None for any.
+        on_demand: whether rounds open when there are messages to send, in any number.
 
     Raises:
         UsageError: a value is out of its range.
@@ -187,6 +210,7 @@ class RunConfig:
     evaluate_only: bool = False
     max_abandoned: int = 3
     most_opened: int | None = None
+    on_demand: bool = False
 
     def __post_init__(self) -> None:
         _expect(self.rounds >= 1, f"rounds={self.rounds} >= 1")

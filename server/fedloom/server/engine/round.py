@@ -13,7 +13,7 @@ Terminal states do not change.
 After handling, `wake_at` is None or later than `now`. Handling raises OperatorRefused only.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -33,17 +33,25 @@ from .states import IGNORE, REFUSE, RoundState, Verdict
 class Round(RoundEngine):
     """One round; `ChangeGoal` replaces its settings."""
 
-    __slots__ = ("_places",)
+    __slots__ = ("_named", "_places")
 
     def __init__(
-        self, config: RoundConfig, *, select: Select, now: float, available: Iterable[str] = ()
+        self,
+        config: RoundConfig,
+        *,
+        select: Select,
+        now: float,
+        available: Iterable[str] = (),
+        named: Iterable[str] = (),
     ) -> None:
         """Begin to select at `now` in monotonic seconds.
 
         `select` draws the cohort and its replacements; ValueError if it does not return the
-        requested number of different candidates. The order of `available` does not matter.
+        requested number of different candidates. The order of `available` does not matter. With
+        `named`, these clients are the cohort, available or not, and the round opens at once.
         """
         super().__init__(config, select, now, available)
+        self._named = tuple(named)
         self._places = 0  # updates wanted: the size of the cohort when it was chosen
 
     @classmethod
@@ -126,7 +134,11 @@ class Round(RoundEngine):
 
     def _open_if_ready(self, _: events.Wake | None = None) -> list[RoundEffect]:
         config, candidates, clock = self.config, self.candidates, self.clock
-        if clock.paused or len(candidates) < config.needed:
+        if clock.paused:
+            return []
+        if self._named:
+            return self._open_for(self._named)
+        if len(candidates) < config.needed:
             return []
         most = min(len(candidates), config.cohort_size)
         chosen = candidates.take(None if config.by_coins else most)
@@ -137,6 +149,22 @@ class Round(RoundEngine):
         self.state = RoundState.REPORTING
         opened: list[RoundEffect] = [Opened(tuple(chosen)), *map(Offer, chosen)]
         return opened if chosen else opened + steps.close(self)  # coins may draw nobody
+
+    def _open_for(self, named: Sequence[str]) -> list[RoundEffect]:
+        """Open for these clients; the grace period of those that are away begins."""
+        clock = self.clock
+        clock.deadline = clock.check_at = clock.now + self.config.deadline_s
+        present = []
+        for client in named:
+            self.offer(client)
+            if client in self.candidates:
+                self.candidates.discard(client)
+                present.append(client)
+            else:
+                self.cohort.leave(client, clock.grace_until(self.config.patience_s))
+        self._places = len(named)
+        self.state = RoundState.REPORTING
+        return [Opened(tuple(named)), *map(Offer, present)]
 
     # reporting
 

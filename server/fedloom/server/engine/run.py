@@ -7,20 +7,17 @@ its run was stopped is still counted when it commits.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
+
+from fedloom.protocol.task_kind import Kind
 
 from .config import RunConfig
 from .errors import OperatorRefused
 from .events import Pause, Resume
 from .states import IGNORE, REFUSE, RunState, Verdict
 
-
-class RoundKind(StrEnum):
-    """What a round is for."""
-
-    TRAIN = "train"
-    EVALUATE = "evaluate"
+RoundKind: TypeAlias = Kind
+"""What a round is for."""
 
 
 # ---- events, beside Pause and Resume ---------------------------------------------------------
@@ -59,6 +56,16 @@ class Break:
 
 
 @dataclass(slots=True)
+class Wanted:
+    """A run on demand has messages to send: open a round unless one is open."""
+
+
+@dataclass(slots=True)
+class Done:
+    """A run on demand needs no further round."""
+
+
+@dataclass(slots=True)
 class RollBack:
     """The operator rolls the run back to an earlier model: no round opens until `RolledBack`."""
 
@@ -84,6 +91,8 @@ RunEvent = (
     | Resume
     | Stop
     | Break
+    | Wanted
+    | Done
     | RollBack
     | RolledBack
 )
@@ -192,18 +201,28 @@ class Run:
     # running
 
     def _started(self, _: Started | None = None) -> list[RunEffect]:
-        """Finish, or open the next round unless one is open."""
-        if self.held:
+        """Finish, or open the next round unless one is open; a run on demand waits for `Wanted`."""
+        if self.held or self.config.on_demand:
             return []
         kind = self._next_kind()
         if kind is None:
             self._become(RunState.FINISHED)
             return [Finish()]
+        return self._open(kind)
+
+    def _open(self, kind: RoundKind) -> list[RunEffect]:
         if self.progress.open_kind is not None:
             return []
         number = self.progress.opened + 1
         self.progress = replace(self.progress, opened=number, open_kind=kind)
         return [OpenRound(number, kind)]
+
+    def _wanted(self, _: Wanted) -> list[RunEffect]:
+        return self._open(RoundKind.MESSAGE) if self.config.on_demand else []
+
+    def _done(self, _: Done) -> list[RunEffect]:
+        ended = self._end(RunState.FINISHED, "")
+        return [*ended, Finish()]
 
     def _next_kind(self) -> RoundKind | None:
         most = self.config.most_opened
@@ -268,7 +287,8 @@ class Run:
 
     def _committed_in_pause(self, event: RoundCommitted) -> list[RunEffect]:
         self._count(event)
-        return self._started() if self._next_kind() is None else []
+        over = self._next_kind() is None and not self.config.on_demand
+        return self._started() if over else []
 
     def _abandoned_in_pause(self, event: RoundAbandoned) -> list[RunEffect]:
         self._discount(event)
@@ -308,6 +328,8 @@ class Run:
         Resume: REFUSE,
         Stop: REFUSE,
         Break: IGNORE,
+        Wanted: IGNORE,
+        Done: IGNORE,
         RollBack: REFUSE,
         RolledBack: IGNORE,
     }
@@ -320,6 +342,8 @@ class Run:
             Resume: REFUSE,
             Stop: _stop,
             Break: _break,
+            Wanted: _wanted,
+            Done: _done,
             RollBack: _roll_back,
             RolledBack: _rolled_back,
         },
@@ -331,6 +355,8 @@ class Run:
             Resume: _resume,
             Stop: _stop,
             Break: _break,
+            Wanted: IGNORE,
+            Done: _done,
             RollBack: _roll_back,
             RolledBack: _rolled_back,
         },

@@ -111,6 +111,9 @@ class CandidatePool:
     def __iter__(self) -> Iterator[str]:
         return iter(self._idle)
 
+    def __contains__(self, client: str) -> bool:
+        return client in self._idle
+
     def draw_by(self, select: Select) -> None:
         """Use another draw from now on."""
         self._select, self._drawn, self._turn = select, (), 0

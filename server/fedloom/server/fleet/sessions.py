@@ -137,6 +137,10 @@ class Fleet:
         """Connected clients without a task, by name."""
         return sorted(c for c, s in self._sessions.items() if self._is_idle(s))
 
+    def connected(self) -> list[str]:
+        """Connected clients that may get offers, by name, with a task or without."""
+        return sorted(client for client in self._sessions if client not in self._held)
+
     def rest(self, client: str, seconds: float) -> None:
         """Send a client no offers for some time, as it requested; then announce it again."""
         if not 0 < seconds < float("inf"):

@@ -13,6 +13,7 @@ from fedloom.server.ledger.figures import Figures
 from fedloom.server.ledger.identities import Identities
 from fedloom.server.ledger.lineage import Lineage
 from fedloom.server.ledger.members import Members
+from fedloom.server.ledger.messages import Messages
 from fedloom.server.ledger.privacy.budgets import PrivacyBudgets
 from fedloom.server.ledger.privacy.populations import Populations
 from fedloom.server.ledger.prunes import Prunes
@@ -39,6 +40,7 @@ class Ledger(
     RunRows,
     Rounds,
     Members,
+    Messages,
     Rollbacks,
     Models,
     Prunes,

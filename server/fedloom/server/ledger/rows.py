@@ -73,6 +73,35 @@ class RoundRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRow:
+    """A message of a Flower `ServerApp` to a client.
+
+    Attributes:
+        run: id of the run.
+        id: of the message; the same when the app is repeated.
+        position: in the order in which the app sent messages, from 0.
+        client: the recipient.
+        digest: of the message's file.
+        size_bytes: of that file.
+        lookups: how often the app had asked for the clients before.
+        round: that sends it; None while it waits.
+        answered: whether its reply is stored; None before its end.
+        error: why there is no reply.
+    """
+
+    run: str
+    id: str
+    position: int
+    client: str
+    digest: str
+    size_bytes: int
+    lookups: int
+    round: int | None = None
+    answered: bool | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CountedRoundRow(RoundRow):
     """A round with its number of accepted updates, and their mean staleness."""
 

@@ -187,6 +187,20 @@ models = sa.Table(
     sa.Column("pruned", sa.Integer),  # NULL for a kept model; see `fedloom.server.ledger.prunes`
     sa.Index("models_by_time", "created_at", "run", "round"),
 )
+messages = sa.Table(  # of a Flower ServerApp; deleted when its run has ended
+    "messages",
+    meta,
+    sa.Column("run", sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("position", sa.Integer, nullable=False),
+    sa.Column("client", sa.String, nullable=False),
+    sa.Column("digest", sa.String, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("lookups", sa.Integer, nullable=False),
+    sa.Column("round", sa.Integer),  # that sends it; NULL while it waits
+    sa.Column("answered", sa.Boolean),  # whether its reply is stored; NULL before its end
+    sa.Column("error", sa.String),
+)
 requests = sa.Table(
     "requests",
     meta,

@@ -13,7 +13,7 @@ def check_update(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> list[Planne
     Raises:
         Refusal: the update is of another model, or exceeds the round's limits.
     """
-    given = plan.given.digest
+    given = plan.given_to(header.client).digest
     if header.model_digest != given:
         raise Refusal(
             Code.WRONG_MODEL,

@@ -81,6 +81,8 @@ def release(spec: RunSpec, manifest: Manifest) -> Release | None:
 
 def limits(spec: RunSpec, manifest: Manifest) -> Limits:
     """Return the limits on updates of the run."""
+    if (messages := spec.message_settings()) is not None:
+        return messages.limits
     rule = spec.build_strategy().rule
     compression = spec.build_compression()
     return Limits(

@@ -1,5 +1,6 @@
 """The plan of a round: everything decided when it opens, and the task of its clients."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +31,7 @@ class RoundPlan:
         stream: of the run's noise key, with [privacy].
         clip: of this round, with [privacy].
         participations: of the clients, as far as the privacy claim limits them.
+        messages: the file for each client, in a round of messages; empty in other rounds.
         goals: goal and quorum that the operator set; None for those of the specification. The
             capacity of the sum follows from the specification alone, so its bits do not change.
     """
@@ -46,11 +48,14 @@ class RoundPlan:
     stream: Stream | None = field(default=None, repr=False)
     clip: float = 0.0
     participations: Participations = field(default_factory=Participations)
+    messages: Mapping[str, FileRef] = field(default_factory=dict, repr=False)
     goals: tuple[int, int] | None = None
 
     @property
     def config(self) -> RoundConfig:
         """The settings of the round."""
+        if self.messages:
+            return self.spec.message_config(len(self.messages))
         return changed(self.spec.round_config(), self.goals)
 
     @property
@@ -63,6 +68,10 @@ class RoundPlan:
         """The model that clients get; it differs from `model` if differences are encoded."""
         own = FileRef(digest=self.model, size_bytes=self.manifest.size_bytes)
         return self.note.held or own
+
+    def given_to(self, client: str) -> FileRef:
+        """The model, or the message, that a client gets."""
+        return self.messages.get(client, self.given)
 
     @property
     def key(self) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from fedloom.protocol.task_description import WEIGHTINGS, Scalar, check_config
 from fedloom.protocol.updates.compression import Scheme, scheme
 from fedloom.server.engine import (
     BufferConfig,
+    MessageConfig,
     RoundConfig,
     RoundKind,
     RunConfig,
@@ -25,6 +26,7 @@ from fedloom.server.engine import (
     select_by,
     uniform,
 )
+from fedloom.server.planning.messages import DEADLINE_S, MessageSettings, check_settings
 from fedloom.server.planning.plain_values import check_values
 from fedloom.server.planning.spec_tables import filled
 from fedloom.strategies import (
@@ -84,6 +86,8 @@ class RunSpec:
             values; required with sum_bits below 64.
         config: passed to the client's code unchanged.
         privacy: settings of `Privacy`; empty for no differential privacy.
+        flower: settings of `MessageSettings`: a Flower `ServerApp` decides what clients do; empty
+            for rounds of this server.
     """
 
     name: str = "run"
@@ -108,6 +112,7 @@ class RunSpec:
     precision: float | None = None
     config: Mapping[str, Scalar]
     privacy: Mapping[str, Any]
+    flower: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         """Build everything once, so that settings that cannot work are refused now."""
@@ -133,6 +138,7 @@ class RunSpec:
             self.exponent()
             self._check_local_noise()
             self._check_precision()
+            self._check_messages()
         except (ValueError, TypeError, privacy.MissingAccountant) as error:
             raise UsageError(str(error)) from None
 
@@ -297,7 +303,8 @@ class RunSpec:
         )
 
     def _round_config(self) -> RoundConfig:
-        settings = dict(self.cohort)
+        usual = {"goal": 1, "deadline_s": DEADLINE_S} if self.flower else {}
+        settings = {**usual, **self.cohort}
         mode = typed("cohort.mode", settings.pop("mode", MODES[0]), Literal[MODES])
         if mode == MODES[0]:
             return call(RoundConfig, settings, table="cohort")
@@ -318,6 +325,26 @@ class RunSpec:
             evaluate_last=self.evaluate,
             evaluate_only=self.evaluate_only,
             most_opened=None if plan is None or plan.settings.central else plan.last,
+            on_demand=bool(self.flower),
+        )
+
+    def message_settings(self) -> MessageSettings | None:
+        """The settings of a run of a Flower `ServerApp`; None for other runs."""
+        return call(MessageSettings, self.flower, table="flower") if self.flower else None
+
+    def _check_messages(self) -> None:
+        """Check that a run of a `ServerApp` sets nothing that its app decides."""
+        if self.message_settings() is None:
+            return
+        types = {field.name: field.type for field in fields(self)}
+        usual = {f.name: f.default for f in fields(self)} | filled({"flower": self.flower}, types)
+        check_settings(self.as_dict(), usual)
+
+    def message_config(self, clients: int) -> MessageConfig:
+        """The settings of a round that sends a message to each of so many clients."""
+        config = self._round_config()
+        return MessageConfig(
+            goal=clients, deadline_s=config.deadline_s, patience_s=config.patience_s
         )
 
     @property
@@ -330,6 +357,8 @@ class RunSpec:
         """Most updates that one round can accept: the goal, and those admitted at the same time."""
         config = self.round_config()
         beside = config.concurrency if isinstance(config, BufferConfig) else config.goal
+        if self.flower:
+            return MOST_DRAWN
         usual = config.goal + beside + 64
         return max(usual, MOST_DRAWN) if config.by_coins else usual
 

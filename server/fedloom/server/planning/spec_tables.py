@@ -17,12 +17,17 @@ _DEFAULTS: dict[str, Any] = {
     "train": {},
     "config": {},
     "privacy": {},
+    "flower": {},
 }
 _PRIVATE: dict[str, Any] = {"evaluate": False, "weighting": "uniform"}
 """Defaults of a run with [privacy]."""
 
 _EVALUATED: dict[str, Any] = {"rounds": 1, "train": {"epochs": 1, "learning_rate": 1.0}}
 """Defaults of a run with evaluate_only, which trains nothing."""
+
+
+_MESSAGES: dict[str, Any] = {**_EVALUATED, "evaluate": False, "weighting": "uniform"}
+"""Defaults of a run with [flower], whose rounds carry messages."""
 
 
 def filled(values: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,6 +43,8 @@ def filled(values: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any
     given = checked(values, types)
     private = _PRIVATE if values.get("privacy") else {}
     evaluated = _EVALUATED if values.get("evaluate_only") else {}
+    if values.get("flower"):
+        evaluated = _MESSAGES
     merged: dict[str, Any] = {**_DEFAULTS, **private, **evaluated, **given}
     if evaluated and not merged["train"]:
         merged["train"] = evaluated["train"]

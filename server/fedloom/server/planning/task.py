@@ -16,7 +16,7 @@ def describe(
     return TaskDescription(
         run=run,
         round=number,
-        train=train,
+        kind=kind,
         settings=spec.local_training().at(trained + 1, spec.round_config().goal),
         rule=spec.build_strategy().rule,
         evaluate=spec.evaluate,

@@ -188,7 +188,9 @@ class NewRun(_In):
     """A run to start."""
 
     spec: Annotated[dict[str, Any], Field(description="as in run.toml")]
-    model: Annotated[str, Field(description="digest of a stored model, or a unique prefix")]
+    model: Annotated[
+        str, Field(description="digest of a stored model, or a unique prefix; empty with [flower]")
+    ] = ""
 
 
 class Described(_In):

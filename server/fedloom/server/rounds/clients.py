@@ -50,6 +50,9 @@ class Clients(Protocol):
     def available(self) -> list[str]:
         """Connected clients without a task, by name."""
 
+    def connected(self) -> list[str]:
+        """Connected clients that may get offers, by name, with a task or without."""
+
     def listen(self, listener: Listener) -> None:
         """Notify a run about clients that are available, now and later."""
 

@@ -18,6 +18,7 @@ from fedloom.server.metrics.meters import EARLY, GOAL, STOPPED
 from fedloom.server.planning.advance import counts
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.context import RoundsContext
+from fedloom.server.rounds.messages.replies import Replies
 from fedloom.server.rounds.round_sum import RoundSum
 from fedloom.strategies.privacy import Participations
 
@@ -48,7 +49,7 @@ class Outcome:
 
 
 async def commit(
-    plan: RoundPlan, total: RoundSum, context: RoundsContext, goal: int
+    plan: RoundPlan, total: RoundSum | Replies, context: RoundsContext, goal: int
 ) -> tuple[Outcome, Sequence[AcceptedRow]]:
     """Compute the next model from a round's updates, store it, and commit the round.
 

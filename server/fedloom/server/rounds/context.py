@@ -1,6 +1,8 @@
 """The context of runs and rounds: storage, connected clients, and what observes a round."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fedloom.protocol.tracing import Tracer
 from fedloom.protocol.v1 import fleet_pb2
@@ -27,6 +29,8 @@ class RoundsContext(StorageContext):
         bars: clients that a run may not draw, by its id: their privacy budget has no room for it.
         meters: counters for Prometheus.
         tracer: records the steps of a round.
+        apps: folders of the Flower apps whose `ServerApp` runs may name.
+        app_runs: folder of what these runs keep.
     """
 
     fleet: Clients
@@ -37,6 +41,8 @@ class RoundsContext(StorageContext):
     bars: dict[str, Bar] = field(default_factory=dict)
     meters: Meters
     tracer: Tracer = field(default_factory=Tracer)
+    apps: Mapping[str, Path] = field(default_factory=dict)
+    app_runs: Path = Path("flower")
 
     def offer(self, client: str, task: fleet_pb2.Task) -> fleet_pb2.ServerMessage:
         """The message that offers a task to a client, signed where the server signs."""

@@ -54,7 +54,8 @@ def begin(plan: RoundPlan, *, select: Select, now: float, available: Iterable[st
     """Build the engine of a new round; it opens as soon as enough clients are available."""
     config = buffer_settings(plan)
     if config is None:
-        return Round(plan.config, select=select, now=now, available=available)
+        named = sorted(plan.messages)
+        return Round(plan.config, select=select, now=now, available=available, named=named)
     return Buffer(
         config, number=plan.number, select=select, now=now, available=available, last=is_last(plan)
     )

@@ -26,6 +26,7 @@ from fedloom.server.planning.spec import parse
 from fedloom.server.planning.state_note import StateNote
 from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.member_records import Record
+from fedloom.server.rounds.messages import app_runner
 from fedloom.server.rounds.round_driver import RoundDriver
 from fedloom.server.rounds.run_driver import RunDriver
 from fedloom.server.rounds.state_files import first_note
@@ -97,6 +98,7 @@ class Runs:
         """
         spec = parse(values)
         context = self._context
+        app_runner.check(spec, context)
         manifest = await context.in_disk(context.models.manifest, model)
         limits.sums(spec, manifest)  # refuses a specification that does not fit the model
         run = run or new_id(spec.name)
@@ -321,6 +323,7 @@ class Runs:
 
     async def _forget(self, driver: RunDriver) -> None:
         await driver.settled()
+        await driver.clean()
         self._drivers.pop(driver.id)
         self._forgetting.pop(driver.id)
         await self.apply_budgets()  # what it had reserved is free

@@ -46,6 +46,7 @@ from fedloom.server.rounds.commit import Outcome, commit
 from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.effect_queue import EffectQueue
 from fedloom.server.rounds.member_records import Record
+from fedloom.server.rounds.messages.replies import Replies
 from fedloom.server.rounds.round_sum import RoundSum
 from fedloom.server.rounds.storage_retry import store_or_log
 from fedloom.server.rounds.task_table import TaskTable
@@ -65,6 +66,7 @@ class RoundDriver:
         owner: the run, registered with the fleet.
         select: draws the cohort and its replacements.
         ended: called whenever a round is over.
+        results: collects the updates of a round.
 
     Attributes:
         engine: the state machine.
@@ -79,8 +81,10 @@ class RoundDriver:
         tasks: TaskTable,
         context: RoundsContext,
         owner: Listener,
+        *,
         select: Select,
         ended: Callable[[Outcome], None],
+        results: Callable[[RoundPlan], RoundSum | Replies],
     ) -> None:
         self.tasks = tasks
         self.trace = RoundTrace(context.tracer)
@@ -91,7 +95,8 @@ class RoundDriver:
         self._ended = ended
         self._buffered = engines.buffer_settings(self.plan) is not None
         self._status = round_status.StatusPublisher(context.live, self.plan.run)
-        self._sum = RoundSum(self.plan, context)
+        self._results = results
+        self._sum = results(self.plan)
         self._timer: asyncio.TimerHandle | None = None
         self._effects = EffectQueue(self._perform, self._fail, self._finish, self._log_name)
         self._gate = UpdateGate()
@@ -142,7 +147,7 @@ class RoundDriver:
         """Open the next buffer."""
         config = cast(Buffer, self.engine).config
         self._select, self._stored = self._watched(select), False
-        self._sum = RoundSum(plan, self._context)
+        self._sum = self._results(plan)
         self.trace.begin(plan)
         self.tasks.open(plan)
         self.feed(events.NextBuffer(plan.number, select, last=engines.is_last(plan)))
@@ -334,7 +339,7 @@ class RoundDriver:
         if not self.claims(client):
             return None
         key = self.key_of(client)
-        files = self.tasks.files(self.plan_of(key[1]))
+        files = self.tasks.files(self.plan_of(key[1]), client)
         if digest not in files:
             return None
         record = self._context.records.downloading(key, client, resumed=resumed)
@@ -431,6 +436,7 @@ class RoundDriver:
         now, plan = time.time(), self.plan
         row = plan.row(now, self.deadline_at() or now)
         ledger, drawn_from = self._context.ledger, self._drawn_from
+        await self._sum.begin()
         await self._context.in_ledger(ledger.open_round, row, cohort, drawn_from)
         self._stored = True
         self._opened_at = time.monotonic()
@@ -583,7 +589,8 @@ class RoundDriver:
         spec, context, memory = plan.spec, self._context, None
         if spec.remembers:
             memory = await context.in_ledger(context.ledger.last_counted, plan.run, client)
-        task = for_client(self.tasks.message(plan), client, spec.seed, memory)
+        own = plan.messages.get(client)
+        task = for_client(self.tasks.message(plan), client, spec.seed, memory, own)
         left_s = self.engine.clock.deadline_left_s(self._now()) or 0.0
         task.deadline_s = math.inf if self._buffered else left_s  # with buffers it may be stale
         return context.offer(client, task)

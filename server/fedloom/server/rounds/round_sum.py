@@ -74,6 +74,9 @@ class RoundSum:
     def _empty(self) -> Partial:
         return limits.empty_sum(self._plan.spec, self._plan.manifest)
 
+    async def begin(self) -> None:
+        """Nothing: a new round has no sum yet."""
+
     async def restore(self, accepted: Iterable[AcceptedRow]) -> None:
         """Read the last checkpoint, and fold the updates accepted since."""
         self._folder = await self._context.in_fold(fold.restore, self._checkpoint, self._empty)

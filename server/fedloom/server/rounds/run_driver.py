@@ -24,7 +24,10 @@ from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.commit import Outcome
 from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.engines import buffer_settings
+from fedloom.server.rounds.messages.app_runner import AppRunner
+from fedloom.server.rounds.messages.replies import Replies
 from fedloom.server.rounds.round_driver import RoundDriver
+from fedloom.server.rounds.round_sum import RoundSum
 from fedloom.server.rounds.run_position import Position
 from fedloom.server.rounds.task_table import TaskTable
 
@@ -58,6 +61,7 @@ class RunDriver:
         self.round: RoundDriver | None = None
         self._context = context
         self._ended = ended
+        self._app = AppRunner.of(self, context) if self.spec.flower else None
         self._between = asyncio.Event()  # no round is open
         self._rolling_back = asyncio.Lock()
         self._storing = BackgroundTasks()
@@ -75,6 +79,9 @@ class RunDriver:
             open_kind=engine.RoundKind(open_round.kind) if open_round else None,
         )
         await self.position.look_back(rows)
+        if self._app is not None:
+            number = None if open_round is None else open_round.number
+            await self._app.board.load(number, row.last_round)
         state = engine.RunState(row.state)
         self.engine = engine.Run(
             self.spec.run_config(), state=state, reason=row.reason, progress=progress
@@ -92,6 +99,8 @@ class RunDriver:
             await between.restore(None)
             self.round = between
         self.feed(engine.Started())
+        if self._app is not None:
+            self._app.follow()
 
     def _leaves_work(self, rows: Sequence[CountedRoundRow]) -> bool:
         """Whether clients of the last round may still be at work, for the next buffer."""
@@ -102,6 +111,8 @@ class RunDriver:
 
     async def stop(self) -> None:
         """Stop driving the run; the next start continues it."""
+        if self._app is not None:
+            await self._app.stop()
         if self.round is not None:
             await self.round.stop()
 
@@ -229,6 +240,8 @@ class RunDriver:
         else:
             self._between.clear()
         ended = self.engine.state not in (engine.RunState.RUNNING, engine.RunState.PAUSED)
+        if self._app is not None:
+            self._app.follow()
         if ended and self.engine.progress.open_kind is None:
             self._disband(self.engine.reason or "the run has ended")
             self._ended(self)
@@ -283,15 +296,29 @@ class RunDriver:
         """Wait until every change so far is stored."""
         await self._storing.settled()
 
+    async def clean(self) -> None:
+        """Delete what only an active run needs."""
+        if self._app is not None:
+            await self._app.clean()
+
     def _round_driver(self, plan: RoundPlan, rows: Sequence[CountedRoundRow] = ()) -> RoundDriver:
         """Make a round's driver; a buffer's gets earlier rounds that clients may work on."""
         buffer, select = buffer_settings(plan), self.position.select(plan)
         earlier = () if buffer is None else _plans_before(plan, rows, buffer.max_staleness)
         tasks = TaskTable(plan, earlier)
-        return RoundDriver(tasks, self._context, self, select, self._round_ended)
+        return RoundDriver(
+            tasks, self._context, self, select=select, ended=self._round_ended,
+            results=self._results,
+        )  # fmt: skip
+
+    def _results(self, plan: RoundPlan) -> RoundSum | Replies:
+        if self._app is not None:
+            return Replies(plan, self._context, self._app.board)
+        return RoundSum(plan, self._context)
 
     def _plan(self, number: int, kind: engine.RoundKind) -> RoundPlan:
-        return self.position.plan(number, kind, self.engine.progress.trained)
+        messages = {} if self._app is None else self._app.board.take(number)
+        return self.position.plan(number, kind, self.engine.progress.trained, messages)
 
     def _round_ended(self, outcome: Outcome) -> None:
         round_ = self.round

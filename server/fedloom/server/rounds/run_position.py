@@ -4,11 +4,13 @@ Invariants: it changes only when a round is committed or the run is rolled back;
 clients follows from the ledger alone, so it is the same after a restart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from fedloom.protocol import flower_messages
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.task_description import FileRef
 from fedloom.protocol.updates.header import header_limit_bytes
 from fedloom.server.engine import RoundKind, Select
 from fedloom.server.ledger import Point
@@ -38,6 +40,9 @@ class Position:
         self.spec: RunSpec = parse(row.spec)
         self.model: str = row.model
         self._run: str = row.id
+        messages = self.spec.message_settings()
+        if messages is not None:
+            manifest = flower_messages.manifest(messages.max_bytes)
         self._manifest = manifest
         self._context = context
         self._limits = run_sums.limits(self.spec, manifest)
@@ -69,8 +74,13 @@ class Position:
             seen.update(counted(seen, (update.client for update in part), trained))
         self._participations = Participations.of(settings, seen, len(done))
 
-    def plan(self, number: int, kind: RoundKind, trained: int) -> RoundPlan:
-        """Plan a round from this position, after `trained` committed training rounds."""
+    def plan(
+        self, number: int, kind: RoundKind, trained: int, messages: Mapping[str, FileRef]
+    ) -> RoundPlan:
+        """Plan a round from this position, after `trained` committed training rounds.
+
+        `messages` are those of a round of messages, by client.
+        """
         clip = self._clip()
         longest = run_sums.longest(self.spec, self._manifest, clip)
         limits = replace(self._limits, max_norm=longest)
@@ -89,6 +99,7 @@ class Position:
             stream=self._context.noise.stream(self._run, self.spec),
             clip=clip or 0.0,
             participations=self._participations,
+            messages=messages,
             goals=self._goals,
         )
 
@@ -127,6 +138,8 @@ class Position:
         Raises:
             UsageError: the run's goal is fixed, or the numbers do not fit it.
         """
+        if self.spec.flower:
+            raise UsageError("Expected a run with a goal, got one whose ServerApp names clients.")
         config, buffered = self.spec.round_config(), self.spec.buffer_config() is not None
         if buffered or self.spec.privacy:
             kind = "buffers" if buffered else "privacy, whose claim depends on it"

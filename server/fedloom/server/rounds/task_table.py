@@ -48,13 +48,18 @@ class TaskTable:
             self._messages[plan.number] = to_message(task_of(plan))
         return self._messages[plan.number]
 
-    def files(self, plan: RoundPlan) -> dict[str, int]:
-        """The files that the task of a round offers for download: bytes by digest."""
-        return offered(self.message(plan))
+    def files(self, plan: RoundPlan, client: str) -> dict[str, int]:
+        """The files that a client's task in a round offers for download: bytes by digest."""
+        own = plan.messages.get(client)
+        return offered(self.message(plan)) if own is None else {own.digest: own.size_bytes}
 
     def names(self, digest: str) -> bool:
         """Whether a task offers the file of this digest: a model or a difference."""
-        return any(digest in self.files(plan) for plan in self.plans)
+        return any(
+            digest in offered(self.message(plan))
+            or any(digest == file.digest for file in plan.messages.values())
+            for plan in self.plans
+        )
 
     def open(self, plan: RoundPlan) -> None:
         """Add the plan of the next round."""

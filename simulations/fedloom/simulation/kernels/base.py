@@ -11,9 +11,10 @@ from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
-from fedloom.client.api import Kind, Scalar, Task, Weighting
+from fedloom.client.api import Scalar, Task, Weighting
 from fedloom.client.training.client_rule import RuleContext
 from fedloom.client.update.clip_and_noise import Guard
+from fedloom.protocol.task_kind import Kind
 from fedloom.protocol.updates.compression import Scheme
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.training.attacks import Attack

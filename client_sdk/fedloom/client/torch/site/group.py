@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fedloom.client.api import Kind
 from fedloom.client.torch.group import RankTask
 from fedloom.client.torch.site import orders
 from fedloom.client.torch.site.norm import check_norms
 from fedloom.client.training.ranks import Ranks
 from fedloom.protocol.errors import FedloomError, UnavailableError, UsageError
+from fedloom.protocol.task_kind import Kind
 from fedloom.protocol.v1 import fleet_pb2
 
 log = logging.getLogger(__name__)

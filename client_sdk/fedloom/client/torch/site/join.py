@@ -8,13 +8,14 @@ from types import FrameType
 
 import torch
 
-from fedloom.client.api import Client, Kind
+from fedloom.client.api import Client
 from fedloom.client.torch import loop
 from fedloom.client.torch.client import TorchClient
 from fedloom.client.torch.site.group import SiteGroup
 from fedloom.client.torch.site.orders import Order
 from fedloom.client.training.ranks import Ranks
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.task_kind import Kind
 
 log = logging.getLogger(__name__)
 

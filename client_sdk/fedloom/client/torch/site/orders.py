@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.client.api import Kind, Task, Weighting
+from fedloom.client.api import Task, Weighting
 from fedloom.client.torch.group import RankTask
 from fedloom.client.training.client_rule import RuleContext
+from fedloom.protocol.task_kind import Kind
 from fedloom.strategies import Personal, RoundSettings, client_rule
 
 STOP = "stop"

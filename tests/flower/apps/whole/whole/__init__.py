@@ -1,0 +1,1 @@
+"""An app whose `ServerApp` sends messages of its own, and trains by a strategy of Flower."""
