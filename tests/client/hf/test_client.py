@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="needs transformers and peft: make hf
 
 import peft
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2LMHeadModel, Trainer, TrainingArguments
 
 from fedloom.cli.operator.peft_folder import ADAPTERS, check, read_config
 from fedloom.client.hf import HFClient, base_digest, patch, save_pretrained
@@ -20,53 +20,9 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.container import write_file
 from fedloom.strategies import FedProx
 from support import tasks
+from support.tiny_gpt import LENGTH, RATE, adapted, arguments, examples, gpt, run_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of peft beside transformers 5
-
-WORDS, LENGTH = 48, 8
-RATE = 1e-2
-
-
-def gpt(seed=0):
-    """A tiny GPT; the same values for the same seed."""
-    torch.manual_seed(seed)
-    settings = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=WORDS,
-            n_positions=16,
-            n_embd=16,
-            n_layer=2,
-            n_head=2,
-            bos_token_id=None,
-            eos_token_id=None,
-            **settings,
-        )
-    )
-
-
-def adapted(seed=0):
-    """A tiny GPT with adapters."""
-    model = gpt(seed)
-    torch.manual_seed(seed + 1)
-    return peft.get_peft_model(
-        model, peft.LoraConfig(r=2, lora_alpha=4, target_modules=["c_attn"], fan_in_fan_out=True)
-    )
-
-
-def examples(count, seed):
-    """Random words; the first is no target, since transformers 5.23 counts it as one for peft."""
-    drawn = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, WORDS, (count, LENGTH), generator=drawn)
-    first = torch.arange(LENGTH) == 0
-    return [{"input_ids": row, "labels": row.masked_fill(first, -100)} for row in ids]
-
-
-def arguments(folder, **settings):
-    return TrainingArguments(
-        str(folder), report_to="none", use_cpu=True, disable_tqdm=True,
-        train_sampling_strategy="sequential", **settings,
-    )  # fmt: skip
 
 
 def by_hand(models, sets, num_rounds, batch_size, epochs):
@@ -96,10 +52,6 @@ def by_hand(models, sets, num_rounds, batch_size, epochs):
         total = sum(map(len, sets))
         shared = {n: (each / total).float() for n, each in sums.items()}
     return shared
-
-
-def run_of(**train):
-    return {"train": {"learning_rate": RATE, **train}}
 
 
 def test_two_clients_over_five_rounds_equal_a_loop_by_hand(tmp_path):

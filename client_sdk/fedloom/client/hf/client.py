@@ -8,8 +8,8 @@ seed, learning rate, batch size and length; what the client cannot follow it ref
 """
 
 import logging
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,26 +17,24 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
-from transformers import (
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-    get_scheduler,
-    set_seed,
-)
+from transformers import Trainer, TrainerCallback, TrainingArguments, get_scheduler, set_seed
 
 from fedloom.client.api import Client, Task
 from fedloom.client.hf import tensors
+from fedloom.client.hf.callbacks import EvaluationCount, TrainingWatch
 from fedloom.client.hf.kept_optimizer import KeptOptimizer
-from fedloom.client.training.length import StopRule
+from fedloom.client.hf.refusals import check_task, check_trainer
 from fedloom.protocol.errors import UsageError
 
 log = logging.getLogger(__name__)
 
 _SEEDS = 1 << 32
-_SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "preparation_time", "epoch")
+_SPEEDS = frozenset(
+    {
+        "runtime", "samples_per_second", "steps_per_second", "model_preparation_time",
+        "jit_compilation_time", "epoch",
+    }
+)  # fmt: skip
 """Measures of the machine, not of the model."""
 BASE = "base"
 """The entry of a run's config that names the base model by its digest."""
@@ -57,9 +55,8 @@ class TrainerClient(Client):
     def __init__(
         self, trainer: Trainer, rounds: int | None = None, keep_optimizer: str | Path | None = None
     ) -> None:
-        _check(trainer)
+        check_trainer(trainer)
         args = trainer.args
-        args.save_strategy = "no"
         self.trainer, self._rounds = trainer, rounds
         self._kept = None if keep_optimizer is None else KeptOptimizer(Path(keep_optimizer))
         self._digest: str | None = None
@@ -102,27 +99,19 @@ class TrainerClient(Client):
         Raises:
             UsageError: the model, or a setting of the run, is not this client's.
         """
-        self._check_task(task)
+        check_task(task, self.trainer)
+        self._check_base(task)
         tensors.load(self.model, params)
-        trainer, settings = self.trainer, task.settings
-        size = len(trainer.train_dataset)
-        per_step = settings.batch_size or size
-        self._prepare(task, per_step)
-        per_epoch = math.ceil(self._batches(size) / trainer.args.gradient_accumulation_steps)
-        watch = _Watch(task, StopRule(settings, per_epoch, task.should_stop, report=task.progress))
-        wanted = settings.steps or (settings.epochs or 0) * per_epoch
-        with _instead(trainer, "create_scheduler", self._schedule(task, wanted)):
-            trainer.add_callback(watch)
-            try:
+        trainer = self.trainer
+        self._prepare(task)
+        watch = TrainingWatch(task)
+        with tensors.unsent_buffers_kept(self.model), _added(trainer, watch):
+            with _instead(trainer, "create_scheduler", self._schedule(task, watch)):
                 done = trainer.train()
-                if self._kept is not None and not task.dropped:
-                    self._kept.save(task.run, task.round, trainer.optimizer)
-            finally:
-                trainer.remove_callback(watch)
-                trainer.optimizer = trainer.lr_scheduler = None
+            if self._kept is not None and not task.dropped:
+                self._kept.save(task.run, task.round, trainer.optimizer)
         metrics = {"loss": float(done.training_loss)} if watch.steps else {}
-        used = self._batches(size) * trainer.args.per_device_train_batch_size
-        return tensors.arrays(self.model), min(size, used), metrics
+        return tensors.arrays(self.model), watch.num_examples, metrics
 
     def evaluate(
         self, params: Mapping[str, NDArray[Any]], task: Task
@@ -134,55 +123,62 @@ class TrainerClient(Client):
         """
         self._check_base(task)
         tensors.load(self.model, params)
-        found = self.trainer.evaluate()
+        watch = EvaluationCount()
+        with _added(self.trainer, watch):
+            found = self.trainer.evaluate()
         named = {name.removeprefix("eval_"): value for name, value in found.items()}
         numbers = {n: float(v) for n, v in named.items() if isinstance(v, int | float)}
-        metrics = {n: v for n, v in numbers.items() if not n.endswith(_SPEEDS)}
-        return len(self.trainer.eval_dataset), metrics
+        metrics = {n: v for n, v in numbers.items() if n not in _SPEEDS}
+        if not metrics:  # dataloader_drop_last left no batch
+            return 0, {}
+        return watch.num_examples or len(self.trainer.eval_dataset), metrics
 
     # ---- a task in the trainer's terms -------------------------------------------------------
 
-    def _prepare(self, task: Task, per_step: int) -> None:
-        args, settings = self.trainer.args, task.settings
+    def _prepare(self, task: Task) -> None:
+        trainer, settings = self.trainer, task.settings
+        args, size = trainer.args, len(trainer.train_dataset)
+        per_step = settings.batch_size or size
         per_batch, rest = divmod(per_step, args.gradient_accumulation_steps)
         if rest:
             raise UsageError(
                 f"Expected a batch size that gradient_accumulation_steps = "
                 f"{args.gradient_accumulation_steps} divides, got {per_step}."
             )
+        if not size or (args.dataloader_drop_last and size < per_batch):
+            raise UsageError(
+                f"Expected a batch of examples, got none: the training data set has {size}, and "
+                f"dataloader_drop_last, if it is on, drops a batch of less than {per_batch}."
+            )
+        args.save_strategy = "no"
         args.per_device_train_batch_size = per_batch
-        self.trainer._train_batch_size = args.train_batch_size  # noqa: SLF001 - it reads args once
+        trainer._train_batch_size = args.train_batch_size  # noqa: SLF001 - it reads args once
         args.learning_rate = settings.learning_rate
         args.max_steps = settings.steps or -1
         args.num_train_epochs = settings.epochs or 1
         clip_norm = settings.clip_norm
         args.max_grad_norm = self._max_grad_norm if clip_norm is None else clip_norm
         args.seed = args.data_seed = task.seed % _SEEDS
-        self.trainer.optimizer = self.trainer.lr_scheduler = None
+        trainer.accelerator.dataloader_config.data_seed = args.data_seed  # it read args once, too
+        trainer.optimizer = trainer.lr_scheduler = None
         set_seed(args.seed)
 
-    def _batches(self, size: int) -> int:
-        args = self.trainer.args
-        drops = args.dataloader_drop_last
-        per_batch: int = args.per_device_train_batch_size
-        return size // per_batch if drops else math.ceil(size / per_batch)
-
-    def _schedule(self, task: Task, wanted: int) -> Callable[..., LRScheduler]:
+    def _schedule(self, task: Task, watch: TrainingWatch) -> Callable[..., LRScheduler]:
         """In place of the trainer's `create_scheduler`: one schedule over all rounds."""
         trainer, args, rounds = self.trainer, self.trainer.args, self._rounds
 
         def create(
             num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
         ) -> LRScheduler:
-            del num_training_steps  # of this round alone
             stepped = optimizer or trainer.optimizer
             assert stepped is not None
             if self._kept is not None:
                 self._kept.load(task.run, task.round, stepped)
+            watch.begin(stepped)
             if rounds is None:
                 rates: list[Callable[[int], float]] = [_constant] * len(stepped.param_groups)
             else:
-                total, done = rounds * wanted, (task.round - 1) * wanted
+                total, done = rounds * num_training_steps, (task.round - 1) * num_training_steps
                 whole = get_scheduler(
                     args.lr_scheduler_type, stepped, args.get_warmup_steps(total), total,
                     args.lr_scheduler_kwargs,
@@ -197,23 +193,6 @@ class TrainerClient(Client):
             return made
 
         return create
-
-    def _check_task(self, task: Task) -> None:
-        self._check_base(task)
-        settings, personal = task.settings, task.local.personal
-        refused = {
-            f"the client rule {task.rule.name}": task.rule.name != "plain",
-            "train.patience": settings.patience is not None,
-            "train.widths": task.width() != 1,
-            "train.only or tensor_share": task.tensors(names := tensors.travelling(self.model))
-            != frozenset(names),
-            "[personal]": personal.remembers or bool(personal.keep),
-        }
-        if asked := [name for name, wanted in refused.items() if wanted]:
-            raise UsageError(
-                f"Expected a run that transformers' Trainer can follow, got {', '.join(asked)}. "
-                "Remove it from the run, or write the training with TorchClient."
-            )
 
     def _check_base(self, task: Task) -> None:
         wanted = task.config.get(BASE)
@@ -298,57 +277,17 @@ def _later(rate: Callable[[int], float], steps: int, at: int) -> float:
     return rate(steps + at)
 
 
-def _check(trainer: Trainer) -> None:
-    """Refuse what would be ignored or wrong in rounds."""
-    args = trainer.args
-    refused = {
-        "optimizers=, which would be used up in the first round": trainer.optimizer is not None,
-        "model_init=, which would replace the received model": trainer.model_init is not None,
-        "load_best_model_at_end": args.load_best_model_at_end,
-        "auto_find_batch_size": args.auto_find_batch_size,
-        "more than one process or GPU": args.world_size > 1 or args.n_gpu > 1,
-        "a training data set without a length": trainer.train_dataset is not None
-        and not hasattr(trainer.train_dataset, "__len__"),
-    }
-    if alone := tensors.trained_here_alone(trainer.model):
-        raise UsageError(
-            f"Expected trained parameters among peft's adapters, got {alone[0]!r}, which would be "
-            "trained here and never sent. Freeze it, or name its module in modules_to_save."
-        )
-    if found := [name for name, is_there in refused.items() if is_there]:
-        raise UsageError(
-            f"Expected a Trainer that can train in rounds, got {'; '.join(found)}. Remove it."
-        )
-
-
-class _Watch(TrainerCallback):
-    """Reports progress after each step, and stops the training when it is asked to."""
-
-    def __init__(self, task: Task, rule: StopRule) -> None:
-        self.steps = 0
-        self._task, self._rule = task, rule
-        self._loss = math.nan
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: Any,
-    ) -> None:
-        del args, state, control
-        self._loss = float((logs or {}).get("loss", self._loss))
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        del args, state
-        self.steps += 1
-        self._task.local.steps = self.steps
-        self._rule.watch(self._loss, 1)
-        if self._rule.should_stop():
-            control.should_training_stop = True
+@contextmanager
+def _added(trainer: Trainer, callback: TrainerCallback) -> Iterator[None]:
+    """Adds a callback meanwhile; afterwards nothing of this round is left in the trainer."""
+    trainer.add_callback(callback)
+    try:
+        yield
+    finally:
+        trainer.remove_callback(callback)
+        if trainer.is_in_train and (noise := getattr(trainer, "neftune_hook_handle", None)):
+            noise.remove()  # a training that failed left it
+        trainer.optimizer = trainer.lr_scheduler = None
 
 
 class _instead:  # noqa: N801 - a context

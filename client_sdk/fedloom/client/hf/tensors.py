@@ -5,7 +5,8 @@ Invariant: the names are those of peft's own files, so that a run's model is an 
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,23 @@ def trained_here_alone(model: nn.Module) -> list[str]:
     return [name for name, p in params if p.requires_grad and p.data_ptr() not in sent]
 
 
+@contextmanager
+def unsent_buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Restores buffers that do not travel, such as a base model's statistics of BatchNorm.
+
+    A training would change them on this device alone.
+    """
+    sent = {each.data_ptr() for each in travelling(model).values()}
+    buffers = [each for each in model.buffers() if each.data_ptr() not in sent]
+    before = [each.clone() for each in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, values in zip(buffers, before, strict=True):
+                buffer.copy_(values)
+
+
 def arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     """Copies of the tensors that travel; bfloat16 as float32."""
     return {name: np.array(modules.array_of(each)) for name, each in travelling(model).items()}
@@ -94,9 +112,11 @@ def load(model: nn.Module, params: Params) -> None:
 
 
 def base_digest(model: nn.Module) -> str:
-    """SHA-256 of what stays on the device: names, dtypes, shapes and bytes of all other tensors.
+    """SHA-256 of what stays on the device.
 
-    Devices whose digests are equal have the same base model. A run's `config.base` names it.
+    It is over the names, dtypes, shapes and bytes of all other tensors, and over the adapters'
+    scales, which the configuration of peft has (`lora_alpha`). Devices whose digests are equal have
+    the same base model, and the same adapters change it alike. A run's `config.base` names it.
     """
     own = {each.data_ptr() for each in travelling(model).values()}
     found = hashlib.sha256()
@@ -107,6 +127,10 @@ def base_digest(model: nn.Module) -> str:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         if flat.numel():
             found.update(flat.view(torch.uint8).numpy().data)
+    for name, module in model.named_modules():
+        scales = getattr(module, "scaling", None)
+        if isinstance(scales, dict) and has_adapters(model):
+            found.update(f"{name} scaling {scales[_adapter(model)]!r}\n".encode())
     return found.hexdigest()
 
 

@@ -1,0 +1,73 @@
+"""What a Trainer, or a run with it, has that rounds cannot follow: refused by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import Trainer
+
+from fedloom.client.api import Task
+from fedloom.client.hf import tensors
+from fedloom.protocol.errors import UsageError
+
+
+def check_trainer(trainer: Trainer) -> None:
+    """Refuse what would be ignored or wrong in rounds.
+
+    Raises:
+        UsageError: the trainer has such settings.
+    """
+    args = trainer.args
+    sets = {"training": trainer.train_dataset, "evaluation": trainer.eval_dataset}
+    refused = {
+        "optimizers=, which would be used up in the first round": trainer.optimizer is not None,
+        "model_init=, which would replace the received model": trainer.model_init is not None,
+        "load_best_model_at_end": args.load_best_model_at_end,
+        "auto_find_batch_size": args.auto_find_batch_size,
+        "more than one process or GPU": args.world_size > 1 or args.n_gpu > 1,
+        "DeepSpeed or FSDP": trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled,
+        "bf16_full_eval or fp16_full_eval, which would leave the model in 16 bits for the next "
+        "training": args.bf16_full_eval or args.fp16_full_eval,
+        "train_sampling_strategy = 'batch_rebalance', whose order is the same in each round":
+            args.train_sampling_strategy == "batch_rebalance",
+        "an evaluation data set in several parts, whose examples have no one number":
+            isinstance(trainer.eval_dataset, Mapping),
+        **{
+            f"a data set for {purpose} without a length": not _has_length(data)
+            for purpose, data in sets.items()
+        },
+    }  # fmt: skip
+    if alone := tensors.trained_here_alone(trainer.model):
+        raise UsageError(
+            f"Expected trained parameters among peft's adapters, got {alone[0]!r}, which would be "
+            "trained here and never sent. Freeze it, or name its module in modules_to_save."
+        )
+    if found := [name for name, is_there in refused.items() if is_there]:
+        raise UsageError(
+            f"Expected a Trainer that can train in rounds, got {'; '.join(found)}. Remove it."
+        )
+
+
+def check_task(task: Task, trainer: Trainer) -> None:
+    """Refuse what a run asks of a training and a Trainer cannot do.
+
+    Raises:
+        UsageError: the task asks for it.
+    """
+    rule, settings, personal = task.rule, task.settings, task.local.personal
+    refused = {
+        f"the client rule {rule.name}": rule.name != "plain",
+        "train.patience": settings.patience is not None,
+        "train.widths": task.width() != 1,
+        "train.only or tensor_share": task.tensors(names := tensors.travelling(trainer.model))
+        != frozenset(names),
+        "[personal]": personal.remembers or bool(personal.keep),
+    }  # fmt: skip
+    if asked := [name for name, wanted in refused.items() if wanted]:
+        raise UsageError(
+            f"Expected a run that transformers' Trainer can follow, got {', '.join(asked)}. "
+            "Remove it from the run, or write the training with TorchClient."
+        )
+
+
+def _has_length(data: Any) -> bool:
+    return data is None or hasattr(data, "__len__")
