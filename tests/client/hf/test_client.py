@@ -18,7 +18,6 @@ from fedloom.client.hf import HFClient, base_digest, patch, save_pretrained
 from fedloom.client.testing import rounds
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.container import write_file
-from fedloom.strategies import FedProx
 from support import tasks
 from support.tiny_gpt import LENGTH, RATE, adapted, arguments, examples, gpt, run_of
 
@@ -244,7 +243,6 @@ def test_a_device_with_another_base_model_refuses(tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"rule": FedProx(mu=0.1)}, "client rule fedprox"),
         ({"patience": 2}, "train.patience"),
         ({"only": ("*c_attn*0*",)}, "train.only"),
         ({"tensor_share": 0.5}, "tensor_share"),

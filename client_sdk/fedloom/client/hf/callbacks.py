@@ -1,36 +1,49 @@
-"""Callbacks that follow a Trainer's training and evaluation in a round."""
+"""Callbacks that follow a Trainer's training and evaluation in a round.
+
+Client rules change the gradients before each step of the optimizer, after their norm was clipped,
+as `fedloom.client.torch` does it: with the same corrections and the same count of steps.
+"""
 
 import math
 from typing import Any
 
 from torch.utils.data import BatchSampler, IterableDataset
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from fedloom.client.api import Task
+from fedloom.client.hf import tensors
+from fedloom.client.torch.rules.corrections import corrections
+from fedloom.client.torch.rules.step_count import step_count
+from fedloom.client.torch.steps import Correction, nothing
 from fedloom.client.training.length import StopRule
 from fedloom.protocol.errors import UsageError
 
 
 class TrainingWatch(TrainerCallback):
-    """Reports progress, and stops the training when it is asked to.
+    """Applies the client rule, reports progress, and stops the training when it is asked to.
 
     Attributes:
         steps: of the optimizer, so far.
         num_examples: of an epoch, as the trainer's loader draws them.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, trainer: Trainer) -> None:
         self.steps = self.num_examples = 0
-        self._task = task
+        self._task, self._trainer = task, trainer
+        self._correct: Correction = nothing
         self._loss = math.nan
 
-    def begin(self, optimizer: Any) -> None:
-        """Check the optimizer of this training, before its first step.
+    def begin(self, optimizer: Any, *, varies: bool) -> None:
+        """Prepare the client rule, for the received values.
+
+        Args:
+            optimizer: of this training, before its first step.
+            varies: whether a schedule changes the learning rate.
 
         Raises:
-            UsageError: it does not follow the run.
+            UsageError: the optimizer does not follow the run, or the rule not this optimizer.
         """
-        rate = self._task.settings.learning_rate
+        task, rate = self._task, self._task.settings.learning_rate
         inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         rates = [float(group["lr"]) for group in inner.param_groups]
         if rate not in rates:
@@ -39,6 +52,12 @@ class TrainingWatch(TrainerCallback):
                 f"{type(inner).__name__} with {', '.join(map('{:g}'.format, rates))}. Take it from "
                 "args.learning_rate; optimizer_cls_and_kwargs must not fix it."
             )
+        params = tensors.trained(self._trainer.model)
+        task.local.trainable = frozenset(params)
+        count = step_count(inner, task.rule, task.local, rate, varies=varies)
+        self._correct = count.before(
+            corrections(task.rule, task.local, params, self._trainer.model)
+        )
 
     def on_train_begin(
         self,
@@ -65,6 +84,10 @@ class TrainingWatch(TrainerCallback):
         steps = math.ceil(len(train_dataloader) / args.gradient_accumulation_steps)
         self._rule = StopRule(task.settings, steps, task.should_stop, report=task.progress)
 
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Change the gradients by the client rule, and count the step."""
+        self._correct()
+
     def on_log(
         self,
         args: TrainingArguments,
@@ -83,7 +106,6 @@ class TrainingWatch(TrainerCallback):
         """Report progress, and end the training if it must end."""
         del args, state
         self.steps += 1
-        self._task.local.steps = self.steps
         self._rule.watch(self._loss, 1)
         if self._rule.should_stop():
             control.should_training_stop = True

@@ -104,7 +104,7 @@ class TrainerClient(Client):
         tensors.load(self.model, params)
         trainer = self.trainer
         self._prepare(task)
-        watch = TrainingWatch(task)
+        watch = TrainingWatch(task, trainer)
         with tensors.unsent_buffers_kept(self.model), _added(trainer, watch):
             with _instead(trainer, "create_scheduler", self._schedule(task, watch)):
                 done = trainer.train()
@@ -174,7 +174,7 @@ class TrainerClient(Client):
             assert stepped is not None
             if self._kept is not None:
                 self._kept.load(task.run, task.round, stepped)
-            watch.begin(stepped)
+            watch.begin(stepped, varies=rounds is not None)
             if rounds is None:
                 rates: list[Callable[[int], float]] = [_constant] * len(stepped.param_groups)
             else:

@@ -54,8 +54,16 @@ def check_task(task: Task, trainer: Trainer) -> None:
         UsageError: the task asks for it.
     """
     rule, settings, personal = task.rule, task.settings, task.local.personal
+    called = f"the client rule {rule.name}"
+    changes = rule.name != "plain"
+    optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
     refused = {
-        f"the client rule {rule.name}": rule.name != "plain",
+        f"{called}, which needs a pass over all examples before the training":
+            rule.needs_loss or rule.needs_gradient,
+        f"{called}, which chooses between models": rule.picks,
+        f"{called} with fp16, which scales the gradients": changes and trainer.args.fp16,
+        f"{called} with optim = {optim!r}, which takes its steps while gradients are computed":
+            changes and ("lomo" in optim or optim.endswith("layerwise")),
         "train.patience": settings.patience is not None,
         "train.widths": task.width() != 1,
         "train.only or tensor_share": task.tensors(names := tensors.travelling(trainer.model))

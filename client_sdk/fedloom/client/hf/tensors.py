@@ -64,6 +64,12 @@ def trained_here_alone(model: nn.Module) -> list[str]:
     return [name for name, p in params if p.requires_grad and p.data_ptr() not in sent]
 
 
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by the names under which they travel."""
+    names = {each.data_ptr(): name for name, each in travelling(model).items()}
+    return {names[p.data_ptr()]: p for p in model.parameters() if p.requires_grad}
+
+
 @contextmanager
 def unsent_buffers_kept(model: nn.Module) -> Iterator[None]:
     """Restores buffers that do not travel, such as a base model's statistics of BatchNorm.
