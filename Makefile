@@ -89,7 +89,7 @@ flower: $(FLOWER)/.done ## apps and strategies for Flower, in an environment of 
 
 $(HF)/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(HF)
-	$(HF)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,server]' pytest hypothesis
+	$(HF)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,server]' pytest hypothesis trl
 	@touch $@
 
 hf: $(HF)/.done ## clients of transformers and peft, in an environment of its own, a minute
