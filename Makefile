@@ -92,7 +92,7 @@ $(HF)/.done: pyproject.toml constraints.txt
 	$(HF)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,server]' pytest hypothesis trl
 	@touch $@
 
-hf: $(HF)/.done ## clients of transformers and peft, in an environment of its own, a minute
+hf: $(HF)/.done ## clients of transformers, peft and TRL, in an environment of its own, 3 minutes
 	$(HF)/bin/python -m pytest -q tests/client/hf
 
 $(FUZZ)/.done: constraints.txt

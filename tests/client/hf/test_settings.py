@@ -194,6 +194,13 @@ def test_an_optimizer_at_another_rate_than_the_run_s_is_refused(tmp_path):
     client.train(client.initial(), tasks.task(batch_size=4, learning_rate=0.5))
 
 
+def test_a_schedule_that_follows_the_loss_is_refused_over_rounds(tmp_path):
+    args = arguments(tmp_path, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps")
+    client = HFClient(adapted(), args, examples(4, 1), examples(4, 1), rounds=3)
+    with pytest.raises(UsageError, match="got reduce_lr_on_plateau, which follows the loss"):
+        client.train(client.initial(), tasks.task(batch_size=4))
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [

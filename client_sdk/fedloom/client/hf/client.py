@@ -17,7 +17,14 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
-from transformers import Trainer, TrainerCallback, TrainingArguments, get_scheduler, set_seed
+from transformers import (
+    SchedulerType,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    get_scheduler,
+    set_seed,
+)
 
 from fedloom.client.api import Client, Task
 from fedloom.client.hf import tensors
@@ -64,7 +71,7 @@ class TrainerClient(Client):
         if rounds is None and args.lr_scheduler_type != "constant":
             log.info(
                 "the learning rate is constant within a round; give rounds=N for %s over N rounds",
-                args.lr_scheduler_type,
+                SchedulerType(args.lr_scheduler_type).value,
             )
 
     @property
@@ -186,7 +193,8 @@ class TrainerClient(Client):
                 if not isinstance(whole, LambdaLR):
                     raise UsageError(
                         f"Expected a schedule of the number of steps with rounds={rounds}, got "
-                        f"{args.lr_scheduler_type}, which follows the loss. Leave rounds out."
+                        f"{SchedulerType(args.lr_scheduler_type).value}, which follows the loss. "
+                        "Leave rounds out."
                     )
                 rates = [partial(_later, rate, done) for rate in whole.lr_lambdas]
             made = trainer.lr_scheduler = LambdaLR(stepped, rates)
