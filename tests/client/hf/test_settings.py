@@ -8,7 +8,13 @@ pytest.importorskip("transformers", reason="needs transformers and peft: make hf
 import peft
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import (
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 
 from fedloom.client.hf import HFClient, base_digest, patch
 from fedloom.client.testing import rounds
@@ -211,6 +217,21 @@ def test_a_schedule_that_follows_the_loss_is_refused_over_rounds(tmp_path):
 def test_settings_that_would_be_wrong_in_rounds_are_refused(tmp_path, settings, told):
     with pytest.raises(UsageError, match=told):
         HFClient(adapted(), shuffled(tmp_path, **settings), examples(4, 1))
+
+
+def test_early_stopping_that_counts_over_rounds_is_refused(tmp_path):
+    """Its count of evaluations in vain would shorten all rounds after the first."""
+    with pytest.raises(UsageError, match="EarlyStoppingCallback"):
+        HFClient(
+            adapted(), arguments(tmp_path), examples(4, 1), callbacks=[EarlyStoppingCallback()]
+        )
+
+
+def test_an_evaluation_without_a_loss_is_counted(tmp_path):
+    """As of a model whose labels the trainer does not know."""
+    unlabelled = [{"input_ids": row["input_ids"]} for row in examples(5, 2)]
+    client = HFClient(adapted(), arguments(tmp_path), None, unlabelled)
+    assert client.evaluate(client.initial(), tasks.task()) == (5, {})
 
 
 def test_several_sets_for_evaluation_are_refused(tmp_path):

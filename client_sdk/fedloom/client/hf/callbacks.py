@@ -46,7 +46,7 @@ class TrainingWatch(TrainerCallback):
         task, rate = self._task, self._task.settings.learning_rate
         inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         rates = [float(group["lr"]) for group in inner.param_groups]
-        if rate not in rates:
+        if not any(math.isclose(rate, each, rel_tol=1e-6) for each in rates):
             raise UsageError(
                 f"Expected an optimizer with the run's learning rate {rate:g}, got "
                 f"{type(inner).__name__} with {', '.join(map('{:g}'.format, rates))}. Take it from "

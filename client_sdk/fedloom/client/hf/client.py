@@ -136,9 +136,9 @@ class TrainerClient(Client):
         named = {name.removeprefix("eval_"): value for name, value in found.items()}
         numbers = {n: float(v) for n, v in named.items() if isinstance(v, int | float)}
         metrics = {n: v for n, v in numbers.items() if n not in _SPEEDS}
-        if not metrics:  # dataloader_drop_last left no batch
-            return 0, {}
-        return watch.num_examples or len(self.trainer.eval_dataset), metrics
+        # Without metrics, dataloader_drop_last left no batch.
+        uncounted = len(self.trainer.eval_dataset) if metrics else 0
+        return watch.num_examples or uncounted, metrics
 
     # ---- a task in the trainer's terms -------------------------------------------------------
 

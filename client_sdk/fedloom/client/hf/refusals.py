@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import Trainer
+from transformers import EarlyStoppingCallback, Trainer
 
 from fedloom.client.api import Task
 from fedloom.client.hf import tensors
@@ -16,7 +16,7 @@ def check_trainer(trainer: Trainer) -> None:
     Raises:
         UsageError: the trainer has such settings.
     """
-    args = trainer.args
+    args, callbacks = trainer.args, trainer.callback_handler.callbacks
     sets = {"training": trainer.train_dataset, "evaluation": trainer.eval_dataset}
     refused = {
         "optimizers=, which would be used up in the first round": trainer.optimizer is not None,
@@ -29,6 +29,8 @@ def check_trainer(trainer: Trainer) -> None:
         "training": args.bf16_full_eval or args.fp16_full_eval,
         "train_sampling_strategy = 'batch_rebalance', whose order is the same in each round":
             args.train_sampling_strategy == "batch_rebalance",
+        "EarlyStoppingCallback, which counts on from round to round":
+            any(isinstance(each, EarlyStoppingCallback) for each in callbacks),
         "an evaluation data set in several parts, whose examples have no one number":
             isinstance(trainer.eval_dataset, Mapping),
         **{
