@@ -115,6 +115,20 @@ def test_the_real_steps_are_counted(tmp_path):
     assert task.local.steps == client.trainer.state.global_step == 1
 
 
+def test_steps_of_a_schedule_count_by_their_rates(tmp_path):
+    """Wang et al. 2020, section 3.1: linear over two rounds of four steps."""
+    client = HFClient(
+        adapted(), arguments(tmp_path, optim="sgd", lr_scheduler_type="linear"), examples(4, 1),
+        rounds=2,
+    )  # fmt: skip
+    rule, counted = strategy("scaffold", {"clients": 2}).rule, []
+    for number in (1, 2):
+        task = tasks.task(rule=rule, steps=4, batch_size=4, round_=number)
+        client.train(client.initial(), task)
+        counted.append(task.local.steps)
+    assert counted == [pytest.approx((8 + 7 + 6 + 5) / 8), pytest.approx((4 + 3 + 2 + 1) / 8)]
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "args", "told"),
     [
