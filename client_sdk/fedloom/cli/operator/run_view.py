@@ -101,8 +101,7 @@ def _headline(found: dict[str, Any]) -> RenderableType:
 def _facts(found: dict[str, Any]) -> RenderableType:
     end = found["ended_at"] or time.time()
     facts = [
-        f"model {found['model'][:12]}",
-        f"{found['spec']['strategy']['name']}",
+        *_subject(found),
         f"started {output.moment(found['created_at'])}",
         output.duration(end - found["created_at"]),
     ]
@@ -111,6 +110,13 @@ def _facts(found: dict[str, Any]) -> RenderableType:
         style = "red" if found["state"] == "failed" else "yellow"
         line.append(f"\n{output.harmless(found['reason'])}", style=style)
     return line
+
+
+def _subject(found: dict[str, Any]) -> tuple[str, ...]:
+    """What a run is about: a model and its strategy, or a Flower `ServerApp`."""
+    if app := found["spec"].get("flower", {}).get("server_app"):
+        return (f"ServerApp {app}",)
+    return f"model {found['model'][:12]}", found["spec"]["strategy"]["name"]
 
 
 def _privacy(found: dict[str, Any]) -> RenderableType:

@@ -159,7 +159,7 @@ class AppProcess:
         self._printed(rest)
 
     def _printed(self, line: bytes) -> None:
-        text = _COLOURS.sub("", line.decode(errors="replace")).strip()
+        text = _COLOURS.sub("", line.decode(errors="replace")).expandtabs(2).strip()
         if text := printable(text, _LINE_CHARS):
             self._last = text
             self._output(text)

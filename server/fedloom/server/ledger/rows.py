@@ -40,6 +40,16 @@ class RunRow:
     privacy: dict[str, Any] | None
     goals: list[int] | None
 
+    @property
+    def done_of(self) -> tuple[int, int]:
+        """Rounds committed, and rounds wanted.
+
+        The rounds of a Flower `ServerApp` are not known before: both are those that it had.
+        """
+        if self.spec.get("flower"):
+            return self.last_round, self.last_round
+        return self.committed, int(self.spec["rounds"])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRow:

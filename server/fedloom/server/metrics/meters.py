@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
 from fedloom.protocol.errors import Code
+from fedloom.protocol.task_kind import Kind
 
 disable_created_metrics()  # type: ignore[no-untyped-call] # an unused series for each
 
@@ -31,7 +32,7 @@ REASONS = {COMMITTED: (GOAL, EARLY), ABANDONED: (QUORUM, TOO_FEW, FAULT, STOPPED
 """Why rounds end. Committed: at their goal, or early, by the deadline or an operator. Abandoned:
 below their quorum, with too few updates for the aggregation, by an error, or by an operator."""
 
-KINDS = ("train", "evaluate")
+KINDS = tuple(map(str, Kind))
 
 UPDATE, CALL, ENROLMENT = "update", "call", "enrolment"
 FLEET = "fleet"

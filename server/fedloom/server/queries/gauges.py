@@ -105,7 +105,7 @@ def _of_runs(rows: Iterable[RunRow], measured: Mapping[str, list[CurveRow]]) -> 
         for name in ("rounds_wanted", "rounds_committed", "progress", "measure", "epsilon")
     }
     for row in rows:
-        run, wanted, committed = row.id, row.spec["rounds"], row.committed
+        run, (committed, wanted) = row.id, row.done_of
         values["fedloom_run_rounds_wanted"].append(((run,), wanted))
         values["fedloom_run_rounds_committed"].append(((run,), committed))
         values["fedloom_run_progress"].append(((run,), committed / wanted if wanted else 1.0))

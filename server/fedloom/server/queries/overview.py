@@ -184,7 +184,7 @@ async def overview(context: ConsoleContext) -> Overview:
 async def _active_run(context: ConsoleContext, row: RunRow, now: float) -> ActiveRun:
     rounds = (await rounds_of(context, row, limit=ROUNDS_SHOWN))[::-1]
     driver, is_running = context.runs.get(row.id), row.state == "running"
-    total, committed = row.spec["rounds"], row.committed
+    committed, total = row.done_of
     return ActiveRun(
         id=row.id,
         name=row.name,

@@ -16,8 +16,9 @@ LATEST_ROUNDS = 50
 
 def run_summary(row: RunRow) -> views.RunView:
     """A run without its specification and rounds."""
+    committed, total = row.done_of
     return views.RunView.model_validate(
-        {**values(row), "rounds_total": row.spec["rounds"], "rounds_committed": row.committed}
+        {**values(row), "rounds_total": total, "rounds_committed": committed}
     )
 
 

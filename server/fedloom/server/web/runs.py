@@ -59,7 +59,8 @@ async def _seen(context: ConsoleContext, run: str) -> dict[str, Any]:
     cost = await context.in_reader(ledger.cost, run)
     refusals = await context.in_reader(ledger.list_refusals, run, 10)
     driver = context.runs.get(run)
-    left = row.spec["rounds"] - row.committed
+    committed, total = row.done_of
+    left = total - committed
     ended = max((r.closed_at or 0.0 for r in rounds), default=row.created_at)
     return {
         "run": row,

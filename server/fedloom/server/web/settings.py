@@ -11,6 +11,9 @@ from fedloom.server.web.words import plural
 
 def chosen(spec: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Name and value of a run's main settings."""
+    if flower := spec.get("flower"):
+        found = [("Flower", _named(flower)), ("Cohort", _named(spec["cohort"]))]
+        return [(name, value) for name, value in found if value]
     cohort, train = spec["cohort"], spec["train"]
     work = (
         plural(train["epochs"], "epoch")
