@@ -123,8 +123,9 @@ class Task:
             UsageError: the run's settings select none of the model's tensors.
         """
         kept = self.local.personal.kept(names := list(names))
+        others = set(names) - kept - self.local.adapters.frozen(names)
         try:
-            return kept | self.settings.tensors(set(names) - kept, self.seed)
+            return kept | self.settings.tensors(others, self.seed)
         except ValueError as error:
             raise UsageError(str(error)) from None
 

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from fedloom.protocol.task_kind import Kind
-from fedloom.strategies import ClientRule, Personal, RoundSettings
+from fedloom.strategies import Adapters, ClientRule, Personal, RoundSettings
 
 if TYPE_CHECKING:
     from fedloom.protocol.updates.compression import Scheme
@@ -109,6 +109,7 @@ class TaskDescription:
         personal: tensors that each client keeps.
         privacy: differential privacy; None: none.
         run_name: given by its author.
+        adapters: what is averaged of low-rank adapters.
     """
 
     run: str
@@ -130,6 +131,7 @@ class TaskDescription:
     personal: Personal = field(default_factory=Personal)
     privacy: DevicePrivacy | None = None
     run_name: str = ""
+    adapters: Adapters = field(default_factory=Adapters)
 
     @property
     def train(self) -> bool:

@@ -19,7 +19,7 @@ from fedloom.protocol.task_description import (
 from fedloom.protocol.task_kind import Kind
 from fedloom.protocol.updates.compression import scheme_of
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies import ClientRule, Personal, RoundSettings, client_rule
+from fedloom.strategies import Adapters, ClientRule, Personal, RoundSettings, client_rule
 
 _WEIGHTINGS = {
     "examples": fleet_pb2.WEIGHTING_EXAMPLES,
@@ -76,6 +76,7 @@ def to_message(task: TaskDescription) -> fleet_pb2.Task:
             seeded=task.privacy.seeded,
         ),
         run_name=task.run_name,
+        adapters=_adapters_message(task.adapters),
     )
 
 
@@ -142,6 +143,15 @@ def _personal_message(personal: Personal) -> fleet_pb2.Personal:
     )
 
 
+def _adapters_message(adapters: Adapters) -> fleet_pb2.Adapters | None:
+    """What a client does about adapters; None for what a task without them asks."""
+    if adapters == Adapters():
+        return None
+    return fleet_pb2.Adapters(
+        aggregate=adapters.aggregate, scale=adapters.scale or 0.0, rest=adapters.rest
+    )
+
+
 def _scalar_message(value: Scalar) -> fleet_pb2.Scalar:
     match value:
         case bool():
@@ -190,6 +200,7 @@ def from_message(message: fleet_pb2.Task) -> TaskDescription:
             personal=_personal(message.personal),
             privacy=_privacy(message),
             run_name=message.run_name,
+            adapters=_adapters(message.adapters),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise UsageError(f"Expected a task that this version knows, got: {error}.") from error
@@ -242,6 +253,14 @@ def _personal(message: fleet_pb2.Personal) -> Personal:
     if message.name:
         settings["name"] = message.name
     return Personal(keep=tuple(message.keep), head_epochs=message.head_epochs, **settings)
+
+
+def _adapters(message: fleet_pb2.Adapters) -> Adapters:
+    return Adapters(
+        aggregate=message.aggregate or "factors",
+        rest=message.rest or "drop",
+        scale=message.scale or None,
+    )
 
 
 def _privacy(message: fleet_pb2.Task) -> DevicePrivacy | None:

@@ -1,3 +1,4 @@
+from .adapters.settings import Adapters as Adapters
 from .aggregation import Aggregation as Aggregation
 from .aggregation import Mean as Mean  # [aggregation] mean
 from .aggregation import Means as Means

@@ -48,8 +48,12 @@ class Means(Protocol):
 class NotedMeans(Means, Protocol):
     """Means that an aggregation computed from each update."""
 
-    note: str
-    """What operators should know of the computation, such as a limit that it reached; or empty."""
+    @property
+    def note(self) -> str:
+        """What operators should know of the computation, such as a limit that it reached.
+
+        Empty for nothing. Complete when all means were read.
+        """
 
 
 class Updates(Protocol):
@@ -81,6 +85,17 @@ class Updates(Protocol):
         Returns:
             float64 [n, stop - start], 0 where an update covers nothing; and which are covered,
             bool [n, stop - start], or True for all.
+        """
+
+    def one(self, number: int, key: Key) -> Floats | None:
+        """Return a whole tensor of one update.
+
+        Args:
+            number: of the update, in the order of `clients`.
+            key: the tensor.
+
+        Returns:
+            float64 [size], 0 where the update covers nothing; None if it covers no value.
         """
 
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from fedloom.strategies.adapters.settings import Adapters
 from fedloom.strategies.base import Strategy
 from fedloom.strategies.client_rules import ClientRule
 from fedloom.strategies.exact.partial import DELTA
 from fedloom.strategies.local_optimizers import LocalOptimizer, LocalSteps
+from fedloom.strategies.optimizers.fedavg import FedAvg
 from fedloom.strategies.personal.settings import Personal
 from fedloom.strategies.privacy.settings import Privacy
 from fedloom.strategies.selection import Selection, Uniform
@@ -30,6 +32,7 @@ class Recipe:
         drifts: whether what the codec loses is lost for good: it is lossy, without error feedback.
         broadcast: codec of differences between models; empty for none.
         personal: tensors or models that each client keeps.
+        adapters: what is averaged of low-rank adapters.
         privacy: the [privacy] table, if there is one.
         evaluate: whether clients report metrics of the models that they get.
         over_selection: of the cohort.
@@ -47,6 +50,7 @@ class Recipe:
     drifts: bool = False
     broadcast: str = ""
     personal: Personal = field(default_factory=Personal)
+    adapters: Adapters = field(default_factory=Adapters)
     privacy: Privacy | None = None
     evaluate: bool = False
     over_selection: float = 1.0
@@ -349,6 +353,34 @@ def _narrow(recipe: Recipe) -> str:
     return ""
 
 
+def _adapters(recipe: Recipe) -> str:
+    """Products are of the tensors that all clients received, as clients trained them."""
+    asked, strategy = recipe.adapters, recipe.strategy
+    if asked.aggregate == "factors":
+        return ""
+    refused = {"[personal]": recipe.personal.remembers}
+    if asked.by_products:
+        refused |= {
+            "a strategy other than fedavg, with server_learning_rate 1": strategy
+            != FedAvg(rule=strategy.rule, aggregation=strategy.aggregation),
+            f"the aggregation {strategy.aggregation.name}": strategy.aggregation.name != "mean",
+            f"the client rule {strategy.rule.name}": not strategy.rule.is_elementary,
+            'cohort.mode = "buffered"': recipe.buffered,
+            f"compression.up = {recipe.codec}": recipe.codec not in {"", "lossless"},
+            f"compression.down = {recipe.broadcast}": bool(recipe.broadcast),
+            "[privacy]": recipe.privacy is not None,
+            f"train.{recipe.uneven}": bool(recipe.uneven),
+            "sum_bits": recipe.sum_bits is not None,
+        }
+    found = [name for name, there in refused.items() if there]
+    if not found:
+        return ""
+    return (
+        f'Expected plain averaging with adapters.aggregate = "{asked.aggregate}", got '
+        f"{', '.join(found)}. Leave it out, or take factors."
+    )
+
+
 CHECKS: Final[tuple[Check, ...]] = (
     _weighting,
     _counts_once,
@@ -366,6 +398,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     _uneven,
     _several_models,
     _narrow,
+    _adapters,
 )
 
 

@@ -75,7 +75,7 @@ def task_from_message(message: fleet_pb2.Task, client: str = "") -> Task:
         seed=asked.seed,
         deadline_s=asked.deadline_s,
         weighting=Weighting(asked.weighting),
-        local=RuleContext(personal=asked.personal),
+        local=RuleContext(personal=asked.personal, adapters=asked.adapters),
     )
 
 

@@ -21,6 +21,7 @@ from fedloom.protocol.updates.compression import Scheme, scheme
 from fedloom.protocol.updates.message import Limits
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import (
+    Adapters,
     Key,
     LocalTraining,
     Params,
@@ -51,6 +52,7 @@ class RunSettings:
         train: settings of `LocalTraining`.
         config: for the client's code.
         personal: settings of `Personal`.
+        adapters: settings of `Adapters`.
         compression: `{"up": {"name": …}}`.
         weighting: examples, client or uniform. Default: examples if the strategy supports it.
         evaluate: clients evaluate each received model.
@@ -66,6 +68,7 @@ class RunSettings:
     train: Mapping[str, Any] = field(default_factory=lambda: TRAIN)
     config: Mapping[str, Scalar] = field(default_factory=dict)
     personal: Mapping[str, Any] = field(default_factory=dict)
+    adapters: Mapping[str, Any] = field(default_factory=dict)
     compression: Mapping[str, Any] = field(default_factory=dict)
     weighting: str = "examples"
     evaluate: bool = True
@@ -180,6 +183,7 @@ class RunSettings:
                 seed=task_seed(self.seed, number, client) if seed is None else seed,
                 scheme=self.scheme(),
                 personal=self.own(),
+                adapters=call(Adapters, self.adapters, table="adapters"),
                 config=self.config,
                 **fields,
             )

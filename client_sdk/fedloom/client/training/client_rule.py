@@ -20,6 +20,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.file_arrays import FileArray, Scratch
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (
+    Adapters,
     ClientRule,
     Full,
     LocalWork,
@@ -44,6 +45,7 @@ class RuleContext:
         received: slots from the server, beside the model.
         memory: slots from this client's last accepted round.
         personal: which tensors or models stay on this device.
+        adapters: what the run averages of low-rank adapters.
         trainable: tensors that were trained by their gradients; None for all float tensors.
         steps: optimizer steps taken; None for the number that the settings give. With momentum, or
             at other learning rates than the task's, the sum of the gradients' weights: see
@@ -57,6 +59,7 @@ class RuleContext:
     received: Slots = field(default_factory=dict)
     memory: Slots = field(default_factory=dict)
     personal: Personal = field(default_factory=Personal)
+    adapters: Adapters = field(default_factory=Adapters)
     trainable: frozenset[str] | None = None
     steps: float | None = None
     initial_loss: float = 0.0

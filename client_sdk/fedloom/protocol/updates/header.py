@@ -8,7 +8,7 @@ named once.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedloom.protocol.codecs import Codec
@@ -23,7 +23,7 @@ from fedloom.protocol.updates.compression import (
 )
 from fedloom.protocol.updates.message import Limits
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies.exact.partial import Slice
+from fedloom.strategies.exact.partial import Coverage, Full, Slice
 
 MAX_METRICS = 256
 MAX_NAME = 256
@@ -55,6 +55,11 @@ class PlannedPart:
     mask: str | None = None
     slice: Slice | None = None
     code: PlannedCode | None = None
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """The coordinates of the values; None under a mask, whose bits are in the body."""
+        return self.slice or (None if self.shape is None else Full())
 
     @property
     def names(self) -> list[str]:
@@ -99,7 +104,27 @@ def check_header(
     planned = [_plan(part, limits, manifest, method) for part in header.parts]
     _check_unique([(p.group, p.tensor) for p in planned])
     _check_unique([name for p in planned for name in p.names])
+    check_ranks({p.tensor: p.coverage for p in planned}, limits, manifest)
     return planned
+
+
+def check_ranks(covered: Mapping[str, Coverage | None], limits: Limits, manifest: Manifest) -> None:
+    """Check the ranks of low-rank adapters.
+
+    Args:
+        covered: what an update covers of each tensor; None under a mask.
+        limits: of the run.
+        manifest: of the model.
+
+    Raises:
+        Refusal: WRONG_SHAPE.
+    """
+    if limits.adapters is None:
+        return
+    try:
+        limits.adapters.check_update(covered, manifest.specs)
+    except ValueError as error:
+        raise Refusal(Code.WRONG_SHAPE, str(error)) from None
 
 
 def _check_weight(header: fleet_pb2.UpdateHeader, limits: Limits) -> None:
@@ -188,6 +213,12 @@ def _plan_coverage(part: fleet_pb2.Part, limits: Limits, manifest: Manifest) -> 
             Code.UNKNOWN_TENSOR,
             f"Expected no values of {part.tensor!r} in a private run, whose noise is for "
             f"floating point, got some of {manifest.dtypes[part.tensor]}. Update the client.",
+        )
+    if part.tensor in limits.unasked:
+        raise Refusal(
+            Code.UNKNOWN_TENSOR,
+            f"Expected no values of {part.tensor!r}, which this run does not train (train.only or "
+            "adapters.aggregate), got some. Send what the task asks for, or update the client.",
         )
     dtype = manifest.wire_dtype(part.tensor)
     kind = part.WhichOneof("coverage")

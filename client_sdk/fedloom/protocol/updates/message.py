@@ -21,6 +21,7 @@ from fedloom.protocol.tensors.container import DTYPES, TensorEntry, build_header
 from fedloom.protocol.trust.private_files import private_opener
 from fedloom.protocol.updates.compression import EncodedPart
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies import Adapters
 from fedloom.strategies.exact.lazy_arrays import Values, changed, piece_of, pieces_of
 from fedloom.strategies.exact.partial import Coverage, Full, Mask, Slice
 
@@ -43,6 +44,8 @@ class Limits:
         scalars: names of the numbers that the strategy averages.
         kept: tensors of the model that clients keep.
         fixed: tensors that stay as they are, as all that are not floats in a private run.
+        unasked: other tensors that the run does not train.
+        adapters: settings that limit the ranks of low-rank adapters; None for any rank.
     """
 
     max_abs: float
@@ -55,6 +58,8 @@ class Limits:
     scalars: Sequence[str] = ()
     kept: frozenset[str] = frozenset()
     fixed: frozenset[str] = frozenset()
+    unasked: frozenset[str] = frozenset()
+    adapters: Adapters | None = None
 
 
 @dataclass(frozen=True, slots=True)

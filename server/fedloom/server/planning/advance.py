@@ -26,6 +26,8 @@ from fedloom.server.planning.round_result import RoundMetrics, RoundResult, meas
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.planning.spec import RunSpec
 from fedloom.strategies import Means, Params, State, privacy, reduced
+from fedloom.strategies.adapters.products import ProductMeans
+from fedloom.strategies.aggregation import NotedMeans
 from fedloom.strategies.exact.grid import MANY_VANISHED, SUM_BITS
 from fedloom.strategies.privacy import Participations
 
@@ -147,12 +149,17 @@ def _step(setup: RunSetup, before: TrainingState, result: RoundResult) -> tuple[
         )
     else:
         means: Means
+        noted: NotedMeans | None = None
         if result.updates is None:
             means = result.total.drain()
         else:
             means = noted = reduced(strategy, state, result.updates)
-            note = noted.note
+            adapters = setup.spec.build_adapters()
+            if adapters.by_products:
+                seed = f"{setup.spec.seed}\0{result.number}"
+                means = noted = ProductMeans(noted, result.updates, model, adapters, seed)
         new, state = strategy.finish(state, model, means)
+        note = "" if noted is None else noted.note
     for name, dtype in setup.manifest.dtypes.items():
         if dtype == "BF16":  # one tensor at a time: the others of the model stay as they are
             new[name] = _rounded(new[name])

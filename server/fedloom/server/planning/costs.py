@@ -86,7 +86,8 @@ def _parts(
 ) -> list[str]:
     """The tensor of each part of a body, in order."""
     specs, rule = manifest.specs, task.rule
-    sent = task.settings.tensors(specs.keys() - task.personal.kept(specs), task.seed)
+    stay = task.personal.kept(specs) | task.adapters.frozen(specs)
+    sent = task.settings.tensors(specs.keys() - stay, task.seed)
     parts = [(DELTA, name) for name in specs if name in sent]
     if not (rule.is_elementary or rule.picks):
 

@@ -35,19 +35,25 @@ def empty_sum(spec: RunSpec, manifest: Manifest) -> Partial:
 
 
 def _strategy_sums(spec: RunSpec, manifest: Manifest) -> dict[Key, TensorSpec]:
-    personal = spec.build_personal()
+    asked = _asked(spec, manifest)
+    sent = {name: tensor for name, tensor in manifest.specs.items() if name in asked}
+    return spec.build_strategy().specs(sent)
+
+
+def _asked(spec: RunSpec, manifest: Manifest) -> frozenset[str]:
+    """The tensors that clients may send."""
+    personal, adapters, specs = spec.build_personal(), spec.build_adapters(), manifest.specs
     try:
-        personal.check(manifest.specs)
-        asked = spec.local_training().matching(
-            manifest.specs.keys() - personal.kept(manifest.specs)
-        )
+        personal.check(specs)
+        stay = personal.kept(specs) | adapters.frozen(specs)
+        asked = spec.local_training().matching(specs.keys() - stay)
+        adapters.check_model(specs, asked)
     except ValueError as error:
         raise UsageError(str(error)) from None
     asked -= _fixed(spec, manifest)
     if not asked:
         raise UsageError("Expected floating-point tensors in a private run's model, got none.")
-    sent = {name: tensor for name, tensor in manifest.specs.items() if name in asked}
-    return spec.build_strategy().specs(sent)
+    return asked
 
 
 def _fixed(spec: RunSpec, manifest: Manifest) -> frozenset[str]:
@@ -85,6 +91,7 @@ def limits(spec: RunSpec, manifest: Manifest) -> Limits:
         return messages.limits
     rule = spec.build_strategy().rule
     compression = spec.build_compression()
+    kept, fixed = spec.build_personal().kept(manifest.specs), _fixed(spec, manifest)
     return Limits(
         max_abs=spec.max_abs,
         max_norm=longest(spec, manifest, None),
@@ -94,8 +101,10 @@ def limits(spec: RunSpec, manifest: Manifest) -> Limits:
         max_bytes=manifest.full_update_bytes(len(rule.groups)),
         codec=None if compression is None else compression.codec,
         scalars=(*rule.scalars, *_counted(spec, manifest)),
-        kept=spec.build_personal().kept(manifest.specs),
-        fixed=_fixed(spec, manifest),
+        kept=kept,
+        fixed=fixed,
+        unasked=frozenset(manifest.specs) - _asked(spec, manifest) - kept - fixed,
+        adapters=spec.build_adapters() if spec.adapters else None,
     )
 
 

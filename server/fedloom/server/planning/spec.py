@@ -30,6 +30,7 @@ from fedloom.server.planning.messages import DEADLINE_S, MessageSettings, check_
 from fedloom.server.planning.plain_values import check_values
 from fedloom.server.planning.spec_tables import filled
 from fedloom.strategies import (
+    Adapters,
     LocalTraining,
     MetricsSettings,
     Personal,
@@ -72,6 +73,8 @@ class RunSpec:
         compression: how updates and models are encoded, `{"up": {"name": "int8", ...}, "down":
             ...}`: a codec's settings, and for `up` also `error_feedback`.
         personal: tensors that each client keeps: settings of `Personal`.
+        adapters: what is averaged of low-rank adapters: settings of `Adapters`; empty for their
+            factors, of any rank that a client sends.
         cohort: settings of `RoundConfig`; with `mode = "buffered"` those of `BufferConfig`.
         selection: policy that draws cohorts, name and settings.
         metrics: settings of `MetricsSettings`.
@@ -101,6 +104,7 @@ class RunSpec:
     aggregation: Mapping[str, Any]
     compression: Mapping[str, Any]
     personal: Mapping[str, Any]
+    adapters: Mapping[str, Any]
     cohort: Mapping[str, Any]
     selection: Mapping[str, Any]
     metrics: Mapping[str, Any]
@@ -158,6 +162,7 @@ class RunSpec:
                 drifts=scheme is not None and not (scheme.codec.exact or scheme.error_feedback),
                 broadcast="" if broadcast is None else broadcast.name,
                 personal=self.build_personal(),
+                adapters=self.build_adapters(),
                 privacy=self.build_privacy(),
                 evaluate=self.evaluate or self.evaluate_only,
                 over_selection=cohort.over_selection,
@@ -214,6 +219,15 @@ class RunSpec:
     def build_personal(self) -> Personal:
         """The tensors that each client keeps."""
         return call(Personal, self.personal, table="personal")
+
+    def build_adapters(self) -> Adapters:
+        """What is averaged of low-rank adapters."""
+        return call(Adapters, self.adapters, table="adapters")
+
+    @property
+    def needs(self) -> Literal["sum", "each"]:
+        """Whether a round needs only the sum of its updates, or each one."""
+        return "each" if self.build_adapters().by_products else self.build_strategy().needs
 
     # ---- privacy -----------------------------------------------------------------------------
 
@@ -350,7 +364,8 @@ class RunSpec:
     @property
     def special(self) -> tuple[str, ...]:
         """Names of settings that change plain local training."""
-        return (*self.local_training().special, *self.build_personal().special)
+        parts = self.local_training(), self.build_personal(), self.build_adapters()
+        return tuple(name for part in parts for name in part.special)
 
     @property
     def capacity(self) -> int:

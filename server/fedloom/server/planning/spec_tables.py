@@ -11,6 +11,7 @@ _DEFAULTS: dict[str, Any] = {
     "aggregation": {"name": "mean"},
     "compression": {},
     "personal": {},
+    "adapters": {},
     "cohort": {},
     "selection": {"name": "uniform"},
     "metrics": {},

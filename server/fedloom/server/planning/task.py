@@ -23,6 +23,7 @@ def describe(
         weighting=spec.weighting,
         scheme=spec.build_compression(),
         personal=spec.build_personal(),
+        adapters=spec.build_adapters(),
         config=spec.config,
         privacy=_privacy(spec, clip) if train else None,
         run_name=spec.name,

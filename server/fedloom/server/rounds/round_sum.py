@@ -69,7 +69,7 @@ class RoundSum:
         self._folding = BackgroundTasks()
         self._error: Exception | None = None
         self._finishing = False
-        self._is_sum = plan.spec.build_strategy().needs == "sum"
+        self._is_sum = plan.spec.needs == "sum"
 
     def _empty(self) -> Partial:
         return limits.empty_sum(self._plan.spec, self._plan.manifest)

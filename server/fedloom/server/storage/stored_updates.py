@@ -116,6 +116,20 @@ class SpoolUpdates(Updates):
                 covered[number] = bits
         return values, True if covered is None else covered
 
+    def one(self, number: int, key: Key) -> Floats | None:
+        """Return a whole tensor of one update; see `Updates.one`.
+
+        Raises:
+            IntegrityError: a file is shorter than its header says.
+        """
+        file = self._files[number]
+        if key not in file.parts:
+            return None
+        self._come_to(key)
+        values = np.zeros(self._specs[key].size)
+        self._read_into(values, file, key, 0)
+        return values
+
     def _read_into(
         self, row: Floats, file: "_File", key: Key, start: int
     ) -> NDArray[np.bool_] | bool:

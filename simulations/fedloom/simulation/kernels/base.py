@@ -18,7 +18,7 @@ from fedloom.protocol.task_kind import Kind
 from fedloom.protocol.updates.compression import Scheme
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.training.attacks import Attack
-from fedloom.strategies import ClientRule, Personal, RoundSettings
+from fedloom.strategies import Adapters, ClientRule, Personal, RoundSettings
 
 Params: TypeAlias = Mapping[str, NDArray[Any]]
 
@@ -49,6 +49,7 @@ class RoundTask:
         attack: changes the updates of attackers; None without attackers.
         attackers: their indices in the population.
         personal: the tensors that stay with each client.
+        adapters: what is averaged of low-rank adapters.
         guard: clips updates and adds noise for privacy; None without privacy.
     """
 
@@ -69,12 +70,18 @@ class RoundTask:
     attack: Attack | None = None
     attackers: frozenset[int] = frozenset()
     personal: Personal = field(default_factory=Personal)
+    adapters: Adapters = field(default_factory=Adapters)
 
     @property
     def remembers(self) -> bool:
         """Whether clients keep state from round to round."""
         of_codec = self.compression is not None and self.compression.remembers
         return of_codec or bool(self.rule.remembers) or self.personal.remembers
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        """Names of settings that change plain local training."""
+        return (*self.settings.special, *self.personal.special, *self.adapters.special)
 
     @property
     def sizes_vary(self) -> bool:

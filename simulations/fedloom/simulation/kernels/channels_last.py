@@ -54,8 +54,7 @@ class ChannelsLast(Resident):
 
     def fit(self, job: ClientJob, task: RoundTask, local: RuleContext) -> Fitted:
         """Train without gradients of linear weights if nothing needs them."""
-        special = *task.settings.special, *task.personal.special
-        if self._direct is None or special or task.rule.name != "plain":
+        if self._direct is None or task.special or task.rule.name != "plain":
             return super().fit(job, task, local)
         totals = self._train(self._direct, job, task, local, self._direct.descent)
         return totals, self.state.parts()

@@ -101,7 +101,7 @@ class OnModel:
 
     def check(self, task: RoundTask) -> None:
         """Refuse an unsupported task; tasks with equal rule and settings are checked once."""
-        rule, special = task.rule, (*task.settings.special, *task.personal.special)
+        rule, special = task.rule, task.special
         if (rule, special) == self._carried:
             return
         reason = self.carries(self.model, self.loss, rule, self.optimizer)

@@ -23,12 +23,15 @@ class Resident(OneByOne):
     """Trains with autograd and any optimizer."""
 
     follows: ClassVar[frozenset[str]] = frozenset(
-        {"personal.keep", "personal.name", *(field.name for field in fields(PartialWork))}
+        {
+            *("personal.keep", "personal.name", "adapters.aggregate"),
+            *(field.name for field in fields(PartialWork)),
+        }
     )
 
     def fit(self, job: ClientJob, task: RoundTask, local: RuleContext) -> Fitted:
         """Train on the batches that the deployed client would draw."""
-        if not task.settings.special:
+        if not (task.settings.special or task.adapters.special):
             return self._train(self.model, job, task, local), self.state.parts()
         asked = asked_of(task, job, self.names[job.client], local)
         chosen, width = asked.tensors(self.state.params), asked.width()

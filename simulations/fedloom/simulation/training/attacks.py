@@ -216,3 +216,12 @@ class AttackedUpdates(Updates):
             # In the dtype of the wire.
             values[self._rows] = sent.astype(np.result_type(self.specs[key].dtype, np.float32))
         return values, covered
+
+    def one(self, number: int, key: Key) -> Floats | None:
+        """Return a whole tensor of one update; see `Updates.one`."""
+        found = self._updates.one(number, key)
+        if found is None or number not in self._rows:
+            return found
+        for start, stop in self.ranges(key):
+            found[start:stop] = self.block(key, start, stop)[0][number]
+        return found

@@ -224,6 +224,7 @@ class Trainer:
             attack=self.experiment.attack,
             attackers=self._attackers,
             personal=asked.personal,
+            adapters=asked.adapters,
             guard=guard,
         )
 

@@ -63,7 +63,7 @@ class Spooled:
 def is_needed(experiment: Experiment) -> bool:
     """Whether the aggregation or the attack needs each update."""
     colludes = experiment.attack is not None and experiment.attack.colludes
-    return colludes or experiment.spec.build_strategy().needs == "each"
+    return colludes or experiment.spec.needs == "each"
 
 
 def check(experiment: Experiment) -> None:
@@ -74,9 +74,11 @@ def check(experiment: Experiment) -> None:
     """
     if not is_needed(experiment):
         return
-    strategy = experiment.spec.build_strategy()
+    strategy, adapters = experiment.spec.build_strategy(), experiment.spec.build_adapters()
     who = f"the aggregation {strategy.aggregation.name}"
-    if strategy.needs == "sum" and experiment.attack is not None:
+    if adapters.by_products:
+        who = f'adapters.aggregate = "{adapters.aggregate}"'
+    elif strategy.needs == "sum" and experiment.attack is not None:
         who = f"the attack {experiment.attack.name}"
     if experiment.engine.backend == "ray":
         raise UsageError(

@@ -203,6 +203,7 @@ class KernelClient(Client):
             train=train,
             local=lambda _: local,
             personal=task.local.personal,
+            adapters=task.local.adapters,
         )
         (outcome,) = self._kernel.work(params, asked, [ClientJob(self._number, task.seed)])
         return outcome

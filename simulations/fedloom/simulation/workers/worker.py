@@ -20,6 +20,7 @@ from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import DTYPES
 from fedloom.protocol.tensors.value_checks import ValueChecker, check_scalars, check_weight
+from fedloom.protocol.updates.header import check_ranks
 from fedloom.protocol.updates.message import Limits, TensorPart, body_bytes
 from fedloom.simulation.kernels.base import (
     ClientJob,
@@ -33,7 +34,7 @@ from fedloom.simulation.training.rule_memory import Memory
 from fedloom.simulation.training.spooled_updates import path_of, store
 from fedloom.simulation.workers.base import Report
 from fedloom.simulation.workers.failures import explained
-from fedloom.strategies import DELTA, Full, Partial, Personal, weight_units
+from fedloom.strategies import DELTA, Adapters, Full, Partial, Personal, weight_units
 from fedloom.strategies.exact.partial import SCALAR
 from fedloom.strategies.staleness import discounted
 from fedloom.strategies.state import slots_from_arrays, slots_to_arrays
@@ -90,7 +91,7 @@ class Worker:
         params, received = _split(params, task)
         memory = Memory(Path(task.memory)) if task.remembers else None
         recalled = memory if task.rule.remembers or task.personal.remembers else None
-        task = replace(task, local=_Locals(received, recalled, task.personal))
+        task = replace(task, local=_Locals(received, recalled, task.personal, task.adapters))
         job_of = {job.client: job for job in jobs}
         for outcome in self._outcomes(params, task, jobs):
             code, reason, header, self._bytes_up = "", "", None, None
@@ -153,6 +154,8 @@ class Worker:
         if not parts:
             return None
         limits = self._checks.limits
+        covered = {part.tensor: part.coverage for part in parts}
+        check_ranks(covered, limits, self._checks.manifest)
         weight = weight_of(Update({}, num_examples, weight=outcome.weight), task.weighting)
         check_weight(weight, limits.max_weight)
         units = weight_units(weight)
@@ -254,12 +257,15 @@ class _Locals:
     received: Slots
     memory: Memory | None
     personal: Personal
+    adapters: Adapters
 
     def __call__(self, job: ClientJob) -> RuleContext:
         if self.memory is None:
-            return RuleContext(received=self.received)
+            return RuleContext(received=self.received, adapters=self.adapters)
         memory = slots_from_arrays(self.memory.recall(job.client, job.memory_round))
-        return RuleContext(received=self.received, memory=memory, personal=self.personal)
+        return RuleContext(
+            received=self.received, memory=memory, personal=self.personal, adapters=self.adapters
+        )
 
 
 def _split(params: Params, task: RoundTask) -> tuple[Params, Slots]:

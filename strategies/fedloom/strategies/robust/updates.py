@@ -116,3 +116,10 @@ class ArrayUpdates(Updates):
         """Return the values of the flat coordinates `start:stop`, and which are covered."""
         covered = self._covered[key][:, start:stop]
         return self._values[key][:, start:stop].copy(), True if covered.all() else covered
+
+    def one(self, number: int, key: Key) -> Floats | None:
+        """Return a whole tensor of one update; see `Updates.one`."""
+        if key not in self._covered or not self._covered[key][number].any():
+            return None
+        values: Floats = self._values[key][number].copy()
+        return values

@@ -12,7 +12,7 @@ from fedloom.client.api import Task, Weighting
 from fedloom.client.torch.group import RankTask
 from fedloom.client.training.client_rule import RuleContext
 from fedloom.protocol.task_kind import Kind
-from fedloom.strategies import Personal, RoundSettings, client_rule
+from fedloom.strategies import Adapters, Personal, RoundSettings, client_rule
 
 STOP = "stop"
 """In place of an order: there are no more."""
@@ -53,6 +53,7 @@ def encode(job: RankTask) -> str:
             "settings": asdict(task.settings),
             "rule": [task.rule.name, task.rule.settings()],
             "personal": asdict(task.local.personal),
+            "adapters": asdict(task.local.adapters),
             "arrays": {n: [a.dtype.str, a.shape] for n, a in arrays_of(task).items()},
         }
     )
@@ -69,6 +70,7 @@ def decode(text: str) -> Order:
         rule=client_rule(found["rule"][0], found["rule"][1]),
         local=RuleContext(
             personal=Personal(**_tuples(found["personal"])),
+            adapters=Adapters(**found["adapters"]),
             received=_slots(arrays, "received/"),
             memory=_slots(arrays, "memory/"),
         ),

@@ -1,0 +1,1 @@
+"""Low-rank adapters: averaging their products instead of their factors."""
