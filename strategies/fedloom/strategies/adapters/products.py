@@ -80,8 +80,8 @@ class ProductMeans:
         if share < NOTED:
             return ""
         return (
-            f"the adapters' rank kept the mean product but {share:.1%} of its norm: for another "
-            'run, raise the rank, or set adapters.rest = "send"'
+            f"the adapters' rank lost {share:.1%} of the mean product's norm: for another run, "
+            'raise the rank, or set adapters.rest = "send"'
         )
 
     @property
