@@ -51,3 +51,25 @@ def test_code_without_a_model_is_refused(code, tmp_path, name, sentence):
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2
     assert sentence in done.output
+
+
+def test_differences_to_frozen_weights_are_added(tmp_path):
+    """A tensor of zeros after each pair of factors; refused without adapters."""
+    code = tmp_path / "adapters.py"
+    code.write_text(
+        "import numpy as np\n"
+        "shapes = {'x.lora_A.weight': (2, 5), 'x.lora_B.weight': (3, 2)}\n"
+        "made = {name: np.ones(shape, 'f4') for name, shape in shapes.items()}\n"
+        "plain = {'w': np.ones(3)}\n"
+    )
+    out = tmp_path / "init.safetensors"
+    arguments = ["model", "init", f"{code}:made", "--out", str(out), "--adapter-rest"]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    found = load_file(out)
+    assert list(found) == ["x.lora_A.weight", "x.lora_B.weight", "x.lora_rest.weight"]
+    assert found["x.lora_rest.weight"].shape == (3, 5)
+    assert not found["x.lora_rest.weight"].any()
+    arguments[2] = f"{code}:plain"
+    refused = CliRunner().invoke(main, arguments)
+    assert refused.exit_code == 2
+    assert "Expected adapters" in refused.output

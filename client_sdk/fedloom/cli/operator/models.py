@@ -11,6 +11,7 @@ from fedloom.cli.common.options import FILE, json_option, out_option, server_opt
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.default_run import digest_of
 from fedloom.cli.operator.confirm import act, action_options, show_done
+from fedloom.protocol.errors import UsageError
 
 LAZY = {
     name: LazyCommand(f"fedloom.cli.operator.{target}", line)
@@ -75,8 +76,13 @@ def list_models(run: str | None, directory: Path) -> None:
     is_flag=True,
     help="NAME is from a Flower app: a torch module, an ArrayRecord or a list of arrays.",
 )
+@click.option(
+    "--adapter-rest",
+    is_flag=True,
+    help="Add a tensor of zeros for each low-rank adapter: the difference to its frozen weight.",
+)
 @json_option
-def init(code: str, out: Path, *, flower: bool) -> None:
+def init(code: str, out: Path, *, flower: bool, adapter_rest: bool) -> None:
     """Write the initial model of a run from a client's code.
 
     NAME is a client with `initial`, such as those of fedloom.client.torch and sklearn, a dict of
@@ -92,6 +98,13 @@ def init(code: str, out: Path, *, flower: bool) -> None:
     from fedloom.client import save_file  # noqa: PLC0415
 
     params = initial_of_flower(code) if flower else initial_model(code)
+    if adapter_rest:
+        from fedloom.strategies.adapters.settings import with_rests  # noqa: PLC0415 - it imports numpy
+
+        try:
+            params = with_rests(params)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
     save_file(params, out)
     shown = {
         name: {"shape": list(array.shape), "dtype": str(array.dtype)}

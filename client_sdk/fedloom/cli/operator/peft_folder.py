@@ -13,9 +13,10 @@ from typing import Any
 
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import read_manifest
+from fedloom.strategies.adapters.settings import REST, A
 
 CONFIG, ADAPTERS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX, _A = "base_model.model.", ".lora_A.weight"
+_PREFIX = "base_model.model."
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -54,9 +55,15 @@ def check(config: Mapping[str, Any], model: Path) -> None:
         raise UsageError(
             f"Expected a model of adapters, whose tensors begin with {_PREFIX}, got {other[0]!r}."
         )
+    if more := sorted(name for name in shapes if name.endswith(REST)):
+        raise UsageError(
+            f"Expected a model of adapters alone, got {more[0]!r}: this run adds differences to "
+            "frozen weights, which peft's adapters cannot hold. Export it with --out, and merge it "
+            "with fedloom.client.hf.save_pretrained(…, merged=True)."
+        )
     if config["peft_type"] != "LORA" or config.get("rank_pattern"):
         return
-    ranks = {name.removesuffix(_A): shape[0] for name, shape in shapes.items() if name.endswith(_A)}
+    ranks = {name.removesuffix(A): shape[0] for name, shape in shapes.items() if name.endswith(A)}
     for layer, rank in sorted(ranks.items()):
         if rank != config.get("r"):
             raise UsageError(

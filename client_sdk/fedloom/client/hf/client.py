@@ -26,8 +26,9 @@ from transformers import (
     set_seed,
 )
 
-from fedloom.client.api import Client, Task
+from fedloom.client.api import Client, SliceOf, Task
 from fedloom.client.hf import tensors
+from fedloom.client.hf.beside import Beside
 from fedloom.client.hf.callbacks import EvaluationCount, TrainingWatch
 from fedloom.client.hf.kept_optimizer import KeptOptimizer
 from fedloom.client.hf.refusals import check_task, check_trainer
@@ -67,6 +68,7 @@ class TrainerClient(Client):
         self.trainer, self._rounds = trainer, rounds
         self._kept = None if keep_optimizer is None else KeptOptimizer(Path(keep_optimizer))
         self._digest: str | None = None
+        self._beside: Beside | None = None
         self._max_grad_norm = args.max_grad_norm
         if rounds is None and args.lr_scheduler_type != "constant":
             log.info(
@@ -100,25 +102,29 @@ class TrainerClient(Client):
 
     def train(
         self, params: Mapping[str, NDArray[Any]], task: Task
-    ) -> tuple[dict[str, NDArray[Any]], int, dict[str, float]]:
+    ) -> tuple[dict[str, NDArray[Any] | SliceOf], int, dict[str, float]]:
         """Train from the received tensors; returns all of them, the examples and the mean loss.
+
+        A device of a lower rank than the run's returns slices: the leading ranks.
 
         Raises:
             UsageError: the model, or a setting of the run, is not this client's.
         """
-        check_task(task, self.trainer)
+        check_task(task, self.trainer, keeps_optimizer=self._kept is not None)
         self._check_base(task)
-        tensors.load(self.model, params)
-        trainer = self.trainer
+        self._load(params, task)
+        shapes = {name: array.shape for name, array in params.items()}
+        trainer, adapters = self.trainer, task.local.adapters
         self._prepare(task)
         watch = TrainingWatch(task, trainer)
         with tensors.unsent_buffers_kept(self.model), _added(trainer, watch):
-            with _instead(trainer, "create_scheduler", self._schedule(task, watch)):
+            schedule = _instead(trainer, "create_scheduler", self._schedule(task, watch))
+            with schedule, tensors.frozen(self.model, adapters):
                 done = trainer.train()
             if self._kept is not None and not task.dropped:
                 self._kept.save(task.run, task.round, trainer.optimizer)
         metrics = {"loss": float(done.training_loss)} if watch.steps else {}
-        return tensors.arrays(self.model), watch.num_examples, metrics
+        return tensors.returned(self.model, shapes), watch.num_examples, metrics
 
     def evaluate(
         self, params: Mapping[str, NDArray[Any]], task: Task
@@ -129,7 +135,7 @@ class TrainerClient(Client):
             UsageError: the model is not this client's.
         """
         self._check_base(task)
-        tensors.load(self.model, params)
+        self._load(params, task)
         watch = EvaluationCount()
         with _added(self.trainer, watch):
             found = self.trainer.evaluate()
@@ -139,6 +145,11 @@ class TrainerClient(Client):
         # Without metrics, dataloader_drop_last left no batch.
         uncounted = len(self.trainer.eval_dataset) if metrics else 0
         return watch.num_examples or uncounted, metrics
+
+    def _load(self, params: Mapping[str, NDArray[Any]], task: Task) -> None:
+        if self._beside is None and tensors.has_adapters(self.model):
+            self._beside = Beside(self.model, tensors.adapter_of(self.model))
+        tensors.load(self.model, params, task.local.adapters, self._beside)
 
     # ---- a task in the trainer's terms -------------------------------------------------------
 

@@ -49,13 +49,20 @@ def check_trainer(trainer: Trainer) -> None:
         )
 
 
-def check_task(task: Task, trainer: Trainer) -> None:
+def check_task(task: Task, trainer: Trainer, *, keeps_optimizer: bool) -> None:
     """Refuse what a run asks of a training and a Trainer cannot do.
+
+    Args:
+        task: of the run.
+        trainer: of this client.
+        keeps_optimizer: whether the optimizer's state continues from round to round.
 
     Raises:
         UsageError: the task asks for it.
     """
     rule, settings, personal = task.rule, task.settings, task.local.personal
+    adapters, names = task.local.adapters, frozenset(tensors.travelling(trainer.model))
+    average = f"adapters.aggregate = {adapters.aggregate}, whose factors are new in each round"
     called = f"the client rule {rule.name}"
     changes = rule.name != "plain"
     optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
@@ -68,8 +75,9 @@ def check_task(task: Task, trainer: Trainer) -> None:
             changes and ("lomo" in optim or optim.endswith("layerwise")),
         "train.patience": settings.patience is not None,
         "train.widths": task.width() != 1,
-        "train.only or tensor_share": task.tensors(names := tensors.travelling(trainer.model))
-        != frozenset(names),
+        "train.only or tensor_share": task.tensors(names) != names - adapters.frozen(names),
+        f"{called} with {average}": changes and adapters.by_products,
+        f"keep_optimizer with {average}": keeps_optimizer and adapters.by_products,
         "[personal]": personal.remembers or bool(personal.keep),
     }  # fmt: skip
     if asked := [name for name, wanted in refused.items() if wanted]:

@@ -14,10 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
+from fedloom.client.api import SliceOf
+from fedloom.client.hf.beside import Beside, Extra
 from fedloom.client.torch import modules
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors import container
+from fedloom.strategies import Adapters
+from fedloom.strategies.adapters.settings import AdaptedLayer, layers
 
 try:
     from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
@@ -25,6 +30,8 @@ except ModuleNotFoundError:  # it is needed for adapters alone
     PeftModel = None
 
 Params = Mapping[str, NDArray[Any]]
+_PREFIX = "base_model.model."
+"""Of peft's names, before those of the base model."""
 
 
 def has_adapters(model: nn.Module) -> bool:
@@ -38,7 +45,7 @@ def travelling(model: nn.Module) -> dict[str, Tensor]:
     They share memory with the model. Tied tensors are there once, and tensors of bool are not.
     """
     if has_adapters(model):
-        name = _adapter(model)
+        name = adapter_of(model)
         return dict(
             get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
         )
@@ -47,7 +54,7 @@ def travelling(model: nn.Module) -> dict[str, Tensor]:
     return {name: each for name, each in model.state_dict().items() if name in names}
 
 
-def _adapter(model: Any) -> str:
+def adapter_of(model: Any) -> str:
     """Name of the one active adapter, such as `default`."""
     names = list(model.active_adapters)
     if len(names) != 1:
@@ -92,13 +99,29 @@ def arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     return {name: np.array(modules.array_of(each)) for name, each in travelling(model).items()}
 
 
-def load(model: nn.Module, params: Params) -> None:
+def load(
+    model: nn.Module, params: Params, adapters: Adapters | None = None, beside: Beside | None = None
+) -> None:
     """Copy a run's model into the model.
 
+    Args:
+        model: a client's.
+        params: of the run, possibly with higher ranks and with differences to frozen weights.
+        adapters: what the run averages; None: any, of the model's scale.
+        beside: takes what has no place in the model's own adapters.
+
     Raises:
-        UsageError: other names or shapes than the model's; then nothing is copied.
+        UsageError: other names or shapes than the model's, or no place for more ranks; then nothing
+            is copied.
     """
     mine = travelling(model)
+    params, extras = _parted(params, mine, adapters)
+    if extras and beside is None:
+        raise UsageError(
+            "Expected a model of this one's ranks, without differences to frozen weights, got one "
+            f"that adds to {len(extras)} layers, such as {next(iter(extras)).name}. peft's folder "
+            "of adapters has no place for it: use merged=True."
+        )
     unknown, missing = sorted(params.keys() - mine.keys()), sorted(mine.keys() - params.keys())
     wrong = [n for n in mine.keys() & params.keys() if params[n].shape != tuple(mine[n].shape)]
     if unknown or missing or wrong:
@@ -108,13 +131,90 @@ def load(model: nn.Module, params: Params) -> None:
             f"{len(missing)} missing and {len(wrong)} of another shape, such as {named!r}. Check "
             "that all devices configure peft alike, and start the run from a client's `initial`."
         )
+    if beside is not None:
+        if adapters is not None:
+            beside.check_scale(adapters.scale, layers(mine), needed=bool(extras))
+        beside.put(extras)
     given = {n: torch.from_numpy(np.array(params[n])).to(mine[n]) for n in mine}
     if has_adapters(model):
-        set_peft_model_state_dict(model, given, adapter_name=_adapter(model))
+        set_peft_model_state_dict(model, given, adapter_name=adapter_of(model))
         return
     with torch.no_grad():
         for name, tensor in mine.items():
             tensor.copy_(given[name])
+
+
+def _parted(
+    params: Params, mine: Mapping[str, Tensor], adapters: Adapters | None
+) -> tuple[Params, dict[AdaptedLayer, Extra]]:
+    """The tensors of this device's ranks, and what else the run's model adds to each layer."""
+    kept, extras = dict(params), {}
+    for layer in layers(mine):
+        rest, a, b = kept.pop(layer.rest, None), kept.get(layer.a), kept.get(layer.b)
+        more_a = more_b = None
+        own = mine[layer.a].shape[0]
+        if a is not None and b is not None and _differs_in_rank(a, b, mine[layer.a], mine[layer.b]):
+            _check_rank(layer, own, len(a), adapters)
+            kept[layer.a], kept[layer.b] = a[:own], b[:, :own]
+            more_a, more_b = _tensor(a[own:]), _tensor(b[:, own:])
+        if rest is not None or more_a is not None:
+            extras[layer] = Extra(None if rest is None else _tensor(rest), more_a, more_b)
+    return kept, extras
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.array(array, np.float32))
+
+
+def _differs_in_rank(a: NDArray[Any], b: NDArray[Any], my_a: Tensor, my_b: Tensor) -> bool:
+    """Whether factors differ from this device's in their rank, and in nothing else."""
+    if not a.ndim == b.ndim == my_a.ndim == my_b.ndim == 2 or len(a) != b.shape[1]:
+        return False
+    outer = (a.shape[1], len(b)) == (my_a.shape[1], my_b.shape[0])
+    return outer and len(a) != my_a.shape[0]
+
+
+def _check_rank(layer: AdaptedLayer, own: int, whole: int, adapters: Adapters | None) -> None:
+    lower = adapters is None or adapters.by_products
+    if own < whole and lower:
+        return
+    allowed = f"at most {whole}" if lower else f"{whole}"
+    raise UsageError(
+        f"Expected rank {allowed} in {layer.name}, as the run has it, got {own}. Configure peft "
+        f'with r = {whole}; adapters.aggregate = "product" or "stack" also takes lower ranks.'
+    )
+
+
+@contextmanager
+def frozen(model: nn.Module, adapters: Adapters) -> Iterator[None]:
+    """Leave the tensors out of the training meanwhile that the run does not train."""
+    mine = travelling(model)
+    stay = {mine[name].data_ptr() for name in adapters.frozen(mine)}
+    found = [p for p in model.parameters() if p.requires_grad and p.data_ptr() in stay]
+    for param in found:
+        param.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for param in found:
+            param.requires_grad_(True)
+
+
+def returned(
+    model: nn.Module, received: Mapping[str, tuple[int, ...]]
+) -> dict[str, "NDArray[Any] | SliceOf"]:
+    """The trained tensors as they are sent: slices where the run's model has higher ranks.
+
+    Args:
+        model: a client's.
+        received: the shapes of the run's model.
+    """
+    return {
+        name: value
+        if value.shape == received[name]
+        else SliceOf(value, tuple((0, size) for size in value.shape))
+        for name, value in arrays(model).items()
+    }
 
 
 def base_digest(model: nn.Module) -> str:
@@ -152,10 +252,25 @@ def save_pretrained(
         merged: merge adapters into the base model. The model has no adapters afterwards.
 
     Raises:
-        UsageError: the file's tensors are not the model's.
+        UsageError: the file's tensors are not the model's; or, not merged, they have more than
+            peft's adapters hold.
     """
-    load(model, container.read_params(Path(file)))
+    adapted = merged and has_adapters(model)
+    beside = Beside(model, adapter_of(model)) if adapted else None
+    load(model, container.read_params(Path(file)), beside=beside)
     kept: Any = model
-    if merged and has_adapters(model):
+    if beside is not None:
+        extras, scales = beside.extras, {each: beside.scale(each) for each in beside.extras}
+        beside.put({})
         kept = kept.merge_and_unload()
+        for layer, extra in extras.items():
+            _merge(kept.get_submodule(layer.name.removeprefix(_PREFIX)), extra, scales[layer])
     kept.save_pretrained(str(folder))
+
+
+def _merge(module: nn.Module, extra: Extra, scale: float) -> None:
+    """Add to a layer's weight; transformers' Conv1D has it transposed."""
+    weight: Any = module.weight
+    added = scale * extra.weight()
+    with torch.no_grad():
+        weight += (added.T if isinstance(module, Conv1D) else added).to(weight.dtype)

@@ -102,6 +102,7 @@ class RunSettings:
             run.built()
             run.training()
             run.own()
+            run.low_rank()
             run.scheme()
         except (TypeError, ValueError, KeyError) as error:
             raise UsageError(str(error)) from None
@@ -128,6 +129,10 @@ class RunSettings:
         """The settings of personal tensors and models."""
         return call(Personal, self.personal, table="personal")
 
+    def low_rank(self) -> Adapters:
+        """What is averaged of low-rank adapters."""
+        return call(Adapters, self.adapters, table="adapters")
+
     def scheme(self) -> Scheme | None:
         """The encoding of updates."""
         up = self.compression.get("up")
@@ -135,8 +140,8 @@ class RunSettings:
 
     def sums(self, manifest: Manifest) -> dict[Key, TensorSpec]:
         """The tensors of updates."""
-        kept = self.own().kept(manifest.specs)
-        asked = self.training().matching(manifest.specs.keys() - kept)
+        stay = self.own().kept(manifest.specs) | self.low_rank().frozen(manifest.specs)
+        asked = self.training().matching(manifest.specs.keys() - stay)
         return self.built().specs({n: s for n, s in manifest.specs.items() if n in asked})
 
     def exponent(self, clients: int) -> int:
@@ -157,6 +162,7 @@ class RunSettings:
             codec=None if encoded is None else encoded.codec,
             scalars=rule.scalars,
             kept=self.own().kept(manifest.specs),
+            adapters=self.low_rank() if self.adapters else None,
         )
 
     def task(
@@ -183,7 +189,7 @@ class RunSettings:
                 seed=task_seed(self.seed, number, client) if seed is None else seed,
                 scheme=self.scheme(),
                 personal=self.own(),
-                adapters=call(Adapters, self.adapters, table="adapters"),
+                adapters=self.low_rank(),
                 config=self.config,
                 **fields,
             )

@@ -84,6 +84,11 @@ def rounds(
     """
     clients = named(client)
     asked = RunSettings.of(run)
+    if (adapters := asked.low_rank()).by_products:
+        raise UsageError(
+            f'Expected adapters.aggregate = "factors" or "freeze_a" to test a client, got '
+            f'"{adapters.aggregate}", whose products need a server. Use `fedloom simulate`.'
+        )
     with folder() as place:
         return _Play(clients, asked, place).all(model_of(model, clients), num_rounds)
 

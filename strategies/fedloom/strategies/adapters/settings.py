@@ -19,13 +19,14 @@ Invariant: what a client trains and sends follows from these settings and the na
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedloom.strategies.checks import check_number
 from fedloom.strategies.exact.coverage import Coverage, Full, Slice
-from fedloom.strategies.exact.partial import TensorSpec
+from fedloom.strategies.exact.partial import Params, TensorSpec
 
 AGGREGATES: Final = ("factors", "freeze_a", "product", "stack")
 RESTS: Final = ("drop", "send")
@@ -66,6 +67,25 @@ def layers(names: Iterable[str]) -> list[AdaptedLayer]:
     there = set(known)
     found = [AdaptedLayer(name.removesuffix(A)) for name in known if name.endswith(A)]
     return [layer for layer in found if layer.b in there]
+
+
+def with_rests(model: Params) -> dict[str, NDArray[Any]]:
+    """Return a model with a difference to each frozen weight, all zero.
+
+    Raises:
+        ValueError: it has no adapters of matrices.
+    """
+    made: dict[str, NDArray[Any]] = {}
+    found = [each for each in layers(model) if model[each.a].ndim == model[each.b].ndim == 2]
+    if not found:
+        raise ValueError(f"Expected adapters, tensors that end in {A} and {B}, got none.")
+    rests = {each.b: each for each in found}
+    for name, array in model.items():
+        made[name] = array
+        if (layer := rests.get(name)) is not None:
+            shape = (len(array), model[layer.a].shape[1])
+            made[layer.rest] = np.zeros(shape, np.float32)
+    return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
