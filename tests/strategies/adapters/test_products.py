@@ -7,7 +7,7 @@ import pytest
 
 from fedloom.strategies import FedAvg, State
 from fedloom.strategies import reduced as means_of
-from fedloom.strategies.adapters.products import ProductMeans
+from fedloom.strategies.adapters.products import Others, average
 from fedloom.strategies.adapters.settings import Adapters
 from support.adapters import OTHER, REST, A, B, best_error, mean_product, model_of, updates_of
 
@@ -20,10 +20,10 @@ WEIGHTS = (3.0, 10.0, 0.5, 7.0, 2.0)
 def finished(model, updates, adapters, seed="0"):
     """The next model, and the note."""
     strategy = FedAvg()
-    means = means_of(strategy, State(), updates)
-    products = ProductMeans(means, updates, model, adapters, seed)
-    new, _ = strategy.finish(State(), model, products)
-    return new, products.note
+    means = Others(means_of(strategy, State(), updates))
+    new, _ = strategy.finish(State(), model, means)
+    averaged, note = average(updates, model, adapters, seed)
+    return new | averaged, note
 
 
 def function(model):

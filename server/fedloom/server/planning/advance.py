@@ -12,7 +12,9 @@ Invariants:
     - The next model equals what would be read back from its file.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +28,7 @@ from fedloom.server.planning.round_result import RoundMetrics, RoundResult, meas
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.planning.spec import RunSpec
 from fedloom.strategies import Means, Params, State, privacy, reduced
-from fedloom.strategies.adapters.products import ProductMeans
+from fedloom.strategies.adapters import products
 from fedloom.strategies.aggregation import NotedMeans
 from fedloom.strategies.exact.grid import MANY_VANISHED, SUM_BITS
 from fedloom.strategies.privacy import Participations
@@ -150,16 +152,21 @@ def _step(setup: RunSetup, before: TrainingState, result: RoundResult) -> tuple[
     else:
         means: Means
         noted: NotedMeans | None = None
+        averaged: Mapping[str, Any] = {}
         if result.updates is None:
             means = result.total.drain()
         else:
             means = noted = reduced(strategy, state, result.updates)
-            adapters = setup.spec.build_adapters()
-            if adapters.by_products:
+            if (adapters := setup.spec.build_adapters()).by_products:
+                means = products.Others(means)
                 seed = f"{setup.spec.seed}\0{result.number}"
-                means = noted = ProductMeans(noted, result.updates, model, adapters, seed)
+                averaged, note = products.average(
+                    result.updates, model, adapters, seed, result.keep
+                )
         new, state = strategy.finish(state, model, means)
-        note = "" if noted is None else noted.note
+        new |= averaged
+        if noted is not None:
+            note = "; ".join(filter(None, (note, noted.note)))
     for name, dtype in setup.manifest.dtypes.items():
         if dtype == "BF16":  # one tensor at a time: the others of the model stay as they are
             new[name] = _rounded(new[name])

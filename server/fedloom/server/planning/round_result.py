@@ -1,12 +1,13 @@
 """The reports of a round's clients, which are the input of `advance`, and their metrics."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedloom.server.engine import RoundKind
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.strategies import Partial, Updates
+from fedloom.strategies.exact.lazy_arrays import Values
 from fedloom.strategies.metrics import Summary
 
 
@@ -59,6 +60,8 @@ class RoundResult:
         total: their exact sum; `advance` consumes it.
         metrics: of each accepted update in any order; read once, one by one.
         updates: each of them, for aggregations that need each; the sum is then empty.
+        keep: stores a new tensor that is too large for memory, and returns it from there; default:
+            in memory.
     """
 
     number: int
@@ -67,6 +70,7 @@ class RoundResult:
     total: Partial
     metrics: Iterable[ReportedMetrics] = ()
     updates: Updates | None = None
+    keep: Callable[[Values], Values] = lambda values: values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from fedloom.protocol import tracing
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.task_description import FileRef
+from fedloom.protocol.tensors.file_arrays import Scratch
 from fedloom.server.background_tasks import BackgroundTasks
 from fedloom.server.ledger.rows import AcceptedRow, MetricsRow
 from fedloom.server.metrics.log_buffer import about
@@ -145,6 +146,7 @@ class RoundSum:
             total=self._folder.partial,
             metrics=map(_metrics, self._context.ledger.reported_metrics(*plan.key)),
             updates=None if self._is_sum else self._each(accepted),
+            keep=Scratch(self._checkpoint.parent).keep,
         )
         after = advance(setup, before, result)
         if after.state.model is before.model:

@@ -1,7 +1,10 @@
 """A run's state on disk: files in the model store, and the ledger's note of them."""
 
+from typing import Any
+
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.task_description import DifferenceRef, FileRef
+from fedloom.protocol.tensors.file_arrays import stored_params
 from fedloom.server.planning.advance import Advanced, TrainingState, begin, clip
 from fedloom.server.planning.costs import kept_differences
 from fedloom.server.planning.round_plan import RoundPlan
@@ -10,6 +13,7 @@ from fedloom.server.planning.spec import RunSpec
 from fedloom.server.planning.state_note import StateNote
 from fedloom.server.storage.model_store import ModelStore
 from fedloom.strategies import State, Strategy, privacy
+from fedloom.strategies.adapters.settings import REST
 from fedloom.strategies.state import slots_to_arrays, state_from_arrays, state_to_arrays
 
 
@@ -29,7 +33,11 @@ def first_note(models: ModelStore, spec: RunSpec, model: str) -> str | None:
 
 def load(models: ModelStore, setup: RunSetup, plan: RoundPlan) -> TrainingState:
     """The state from which a round starts; its arrays are mapped from files."""
-    model, note = models.params(plan.model), plan.note
+    model: dict[str, Any] = models.params(plan.model)
+    note = plan.note
+    if setup.spec.build_adapters().keeps_rest:  # mapped pages of these would count as memory
+        lazy = stored_params(models.path(plan.model))
+        model |= {name: lazy[name] for name in model if name.endswith(REST)}
     if plan.strategy_state is None:
         strategy = begin(setup, model).strategy
     elif note.arrays:
