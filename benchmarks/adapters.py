@@ -31,7 +31,7 @@ from fedloom.server.rounds import state_files
 from fedloom.server.storage.model_store import ModelStore
 from fedloom.server.storage.stored_updates import SpoolUpdates, StoredUpdate
 from fedloom.strategies import DELTA, Slice
-from fedloom.strategies.adapters.settings import A, layers
+from fedloom.strategies.adapters.settings import layers
 from fedloom.strategies.exact.lazy_arrays import Pieces
 
 MIB = 2**20
@@ -72,7 +72,7 @@ def update_of(path, model, manifest, rank, rng):
     for layer in layers(model):
         for name in (layer.a, layer.b):
             shape = list(model[name].shape)
-            shape[0 if name.endswith(A) else 1] = rank
+            shape[0 if name == layer.a else 1] = rank
             values = rng.normal(size=shape).astype(np.float32) / 640
             box = Slice(tuple((0, stop) for stop in shape))
             parts.append(TensorPart(DELTA, name, box, values))

@@ -13,10 +13,10 @@ from typing import Any
 
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import read_manifest
-from fedloom.strategies.adapters.settings import REST, A
+from fedloom.strategies.adapters.settings import REST
 
 CONFIG, ADAPTERS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."
+_PREFIX, _A = "base_model.model.", ".lora_A.weight"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def check(config: Mapping[str, Any], model: Path) -> None:
         )
     if config["peft_type"] != "LORA" or config.get("rank_pattern"):
         return
-    ranks = {name.removesuffix(A): shape[0] for name, shape in shapes.items() if name.endswith(A)}
+    ranks = {name.removesuffix(_A): shape[0] for name, shape in shapes.items() if name.endswith(_A)}
     for layer, rank in sorted(ranks.items()):
         if rank != config.get("r"):
             raise UsageError(

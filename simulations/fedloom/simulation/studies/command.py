@@ -21,6 +21,7 @@ STUDIES = {
     "compression": "Bytes on the wire and accuracy of every codec, against float32.",
     "heterogeneity": "Clients that differ: FedAvg, FedProx, FedAdam, FedNova, SCAFFOLD and FedDyn.",
     "privacy": "The cost of privacy: accuracy against epsilon, by mechanism and sampling.",
+    "adapters": "Averages of low-rank adapters on a tiny GPT: factors, products, stacks.",
     "personalisation": "Personalised models: FedBN, FedPer, FedRep, Ditto, APFL and IFCA.",
 }
 """Module in this package → its description."""
@@ -126,8 +127,9 @@ def _run(
 
 
 def _print_run(done: int, of: int, one: Any) -> None:
-    accuracy = one.values.get("accuracy", 0.0)
-    text = f"{done}/{of}  {one.row}, {one.column}, seed {one.seed}: accuracy {accuracy:.3f}"
+    name = "accuracy" if "accuracy" in one.values else next(iter(one.values))
+    found = f"{name} {one.values[name]:.3f}"
+    text = f"{done}/{of}  {one.row}, {one.column}, seed {one.seed}: {found}"
     click.echo(text, err=True)
 
 

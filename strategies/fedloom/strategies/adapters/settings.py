@@ -31,42 +31,41 @@ from fedloom.strategies.exact.partial import Params, TensorSpec
 AGGREGATES: Final = ("factors", "freeze_a", "product", "stack")
 RESTS: Final = ("drop", "send")
 
-A: Final = ".lora_A.weight"
-B: Final = ".lora_B.weight"
-REST: Final = ".lora_rest.weight"
-"""The difference to the frozen weight, [m, n], in units of B A; this project's name, not peft's."""
+A, B = (".lora_A.weight", ".lora_a"), (".lora_B.weight", ".lora_b")
+"""Ends of the names of factors: peft's, and those of `fedloom.client.torch.lora`."""
+REST: Final = (".lora_rest.weight", ".lora_rest")
+"""Likewise of the difference to the frozen weight, [m, n], in units of B A; our own names."""
 _OTHERS: Final = ("lora_embedding_", "lora_magnitude_vector")
 """peft's other tensors of adapters, whose functions are no sum of products."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptedLayer:
-    """The tensors of one adapted layer, by the name of the layer."""
+    """The tensors of one adapted layer, by name.
+
+    Attributes:
+        name: of the layer.
+        a: of A, [r, n].
+        b: of B, [m, r].
+        rest: of the difference to the frozen weight, [m, n].
+    """
 
     name: str
-
-    @property
-    def a(self) -> str:
-        """Name of A, [r, n]."""
-        return self.name + A
-
-    @property
-    def b(self) -> str:
-        """Name of B, [m, r]."""
-        return self.name + B
-
-    @property
-    def rest(self) -> str:
-        """Name of the difference to the frozen weight, [m, n]."""
-        return self.name + REST
+    a: str
+    b: str
+    rest: str
 
 
 def layers(names: Iterable[str]) -> list[AdaptedLayer]:
     """Return the layers whose factors are both among these names, in the order of A."""
     known = list(names)
-    there = set(known)
-    found = [AdaptedLayer(name.removesuffix(A)) for name in known if name.endswith(A)]
-    return [layer for layer in found if layer.b in there]
+    there, found = set(known), []
+    for each in known:
+        for a, b, rest in zip(A, B, REST, strict=True):
+            name = each.removesuffix(a)
+            if name != each and name + b in there:
+                found.append(AdaptedLayer(name, each, name + b, name + rest))
+    return found
 
 
 def with_rests(model: Params) -> dict[str, NDArray[Any]]:
@@ -78,7 +77,7 @@ def with_rests(model: Params) -> dict[str, NDArray[Any]]:
     made: dict[str, NDArray[Any]] = {}
     found = [each for each in layers(model) if model[each.a].ndim == model[each.b].ndim == 2]
     if not found:
-        raise ValueError(f"Expected adapters, tensors that end in {A} and {B}, got none.")
+        raise ValueError(f"Expected adapters, tensors that end in {A[0]} and {B[0]}, got none.")
     rests = {each.b: each for each in found}
     for name, array in model.items():
         made[name] = array
@@ -142,7 +141,7 @@ class Adapters:
 
     def frozen(self, names: Iterable[str]) -> frozenset[str]:
         """Return the tensors that clients neither train nor send."""
-        ends = (A, REST) if self.aggregate == "freeze_a" else (REST,)
+        ends = A + REST if self.aggregate == "freeze_a" else REST
         return frozenset(name for name in names if name.endswith(ends))
 
     def check_model(self, specs: Mapping[str, TensorSpec], sent: Iterable[str]) -> None:
@@ -161,7 +160,7 @@ class Adapters:
         if not found:
             raise ValueError(
                 f'Expected adapters with adapters.aggregate = "{self.aggregate}", tensors that end '
-                f"in {A} and {B}, got none. Start the run from a model of adapters."
+                f"in {A[0]} and {B[0]}, got none. Start the run from a model of adapters."
             )
         if not self.by_products:
             return
