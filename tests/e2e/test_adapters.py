@@ -1,12 +1,19 @@
 """Adapters on a real server: mixed ranks by products, kills of the server, refusals by name."""
 
+from functools import partial
+
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from fedloom.client import Client
 from fedloom.protocol.task_description import task_seed
 from fedloom.protocol.tensors.container import read_params
 from fedloom.server.ledger import Ledger
+from fedloom.simulation.api import simulate
+from fedloom.simulation.data.population import Examples, Population
+from fedloom.simulation.experiment import EngineSettings, Experiment, run_spec
 from support.adapter_client import Ranked, stepped
 from support.adapters import REST, A, B, best_error, model_of
 from support.agents import played, result, submit, until
@@ -74,6 +81,53 @@ def test_two_devices_of_different_rank(tmp_path, adapters):
             assert all(m.phase == "reported" for m in federation.ledger.cohort(run, row.number))
 
     played(tmp_path, scenario)
+
+
+def module_of(params):
+    """A module whose `state_dict` is these arrays."""
+    root = nn.Module()
+    for name, array in params.items():
+        *path, leaf = name.split(".")
+        node = root
+        for part in path:
+            if part not in dict(node.named_children()):
+                node.add_module(part, nn.Module())
+            node = node.get_submodule(part)
+        node.register_parameter(leaf, nn.Parameter(torch.from_numpy(np.array(array))))
+    return root
+
+
+@pytest.mark.parametrize("adapters", [SETTINGS["adapters"], {"aggregate": "stack"}])
+def test_a_simulation_ends_with_the_same_bits(tmp_path, adapters):
+    """The same clients of different rank, simulated and on a server."""
+    start, settings = model_of(rest=True), {**SETTINGS, "adapters": adapters}
+
+    async def scenario(federation, agents):
+        for name in NAMES:
+            await agents.start(name, Ranked())
+        run = await submit(federation, start, **settings)
+        await federation.ended(run)
+        return {name: np.array(value) for name, value in result(federation, run).items()}
+
+    deployed = played(tmp_path, scenario)
+    ones = np.zeros(2, np.int64)
+    train = {"epochs": 1, "batch_size": 8, "learning_rate": 0.1}
+    simulated = simulate(
+        Experiment(
+            population=Population(
+                examples=Examples(x=ones, y=ones),
+                names=NAMES,
+                shards=[np.array([0]), np.array([1])],
+            ),
+            model=partial(module_of, start),
+            client=lambda _: Ranked(),
+            spec=run_spec({"name": "test", "evaluate": False, "train": train, **settings}),
+            engine=EngineSettings(workers=1, device="cpu"),
+            test_every=0,
+        ),
+        show=False,
+    ).params
+    assert all(simulated[name].tobytes() == deployed[name].tobytes() for name in start)
 
 
 class Whole(Client):

@@ -154,3 +154,14 @@ def test_a_round_by_products(ranks):
     expected = mean_product(factors, weights) + model[REST]
     np.testing.assert_allclose(function, expected, atol=2e-7 * np.abs(expected).max())
     assert not after.note
+
+
+def test_the_door_refuses_what_train_only_leaves_out():
+    """It would fail the fold of the whole round."""
+    model = model_of()
+    manifest = manifest_of(model)
+    spec = spec_of(train={**BASE["train"], "only": ["*lora_B*"]})
+    allowed = limits.limits(spec, manifest)
+    check_header(header_of(model, {B: None}), allowed, manifest)
+    with pytest.raises(Refusal, match=r"does not train \(train\.only"):
+        check_header(header_of(model, {B: None, OTHER: None}), allowed, manifest)
