@@ -33,6 +33,7 @@ def chosen(spec: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Weighting", str(spec["weighting"])),
         ("Compression", ", ".join(f"{k} {_named(v)}" for k, v in spec["compression"].items() if v)),
         ("Personal", _named(spec["personal"])),
+        ("Adapters", _named(spec.get("adapters", {}))),
         ("Privacy", _named(spec["privacy"])),
     ]
     return [(name, value) for name, value in found if value and value != "plain"]
