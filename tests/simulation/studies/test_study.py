@@ -147,6 +147,7 @@ def test_the_committed_results_are_of_the_whole_study(name):
         ("heterogeneity", "studies.md"),
         ("privacy", "studies.md"),
         ("personalisation", "personalisation.md"),
+        ("adapters", "studies.md"),
     ],
 )
 def test_pages_show_the_committed_tables(name, page):

@@ -2,7 +2,7 @@
 
 Eight clients have texts of different domains. In the first column all devices have rank 8; in the
 second two each have rank 1, 2, 4 and 8. The mean of factors needs equal ranks, so there all train
-rank 1.
+rank 1. Training in one place has rank 8 in both.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,6 @@ def study(*, quick: bool = False, rounds: int = ROUNDS) -> Study:
             Cell(row=row, column=column, settings=_settings(row, column, rounds))
             for row in (*METHODS, CENTRAL, BASE)
             for column in columns
-            if row in METHODS or column == EQUAL
         ],
         seeds=range(1 if quick else 3),
         metric="loss",
@@ -58,10 +57,12 @@ def study(*, quick: bool = False, rounds: int = ROUNDS) -> Study:
 
 def _settings(row: str, column: str, rounds: int) -> dict[str, Any]:
     """The rounds, the training, the ranks and the table of a cell; factors need one rank."""
-    table, ranks = METHODS.get(row, {}), RANKS[column]
-    lower = table.get("aggregate") in {"product", "stack"}
-    kept = list(ranks) if lower else [min(ranks)] * len(ranks)
-    return {"rounds": rounds, "train": TRAIN, "ranks": kept, "adapters": table}
+    table, ranks = METHODS.get(row, {}), list(RANKS[column])
+    if row not in METHODS:
+        ranks = [max(ranks)]
+    elif table["aggregate"] not in {"product", "stack"}:
+        ranks = [min(ranks)] * len(ranks)
+    return {"rounds": rounds, "train": TRAIN, "ranks": ranks, "adapters": table}
 
 
 def measure(cell: Cell, seed: int) -> StudyRun:
@@ -150,7 +151,7 @@ REMARKS = """
 - A stack, which begins a new adapter in each round, is between factors and products.
 - With A frozen, half of the adapter does not learn: 0.09 behind factors at rank 8, far behind at
   rank 1.
-- All stay 0.3 behind training in one place. That is not the average's error: ten local steps on one
+- All stay 0.3 behind training in one place, those with an exact average too: ten local steps on one
   domain move each client away from the others.
 - Rates were not tuned for each average; a search may change any figure.
 """
