@@ -13,6 +13,7 @@ from fedloom.strategies.client_rules import ClientRule
 from fedloom.strategies.exact.partial import DELTA
 from fedloom.strategies.local_optimizers import LocalOptimizer, LocalSteps
 from fedloom.strategies.optimizers.fedavg import FedAvg
+from fedloom.strategies.optimizers.schedules import Schedule
 from fedloom.strategies.personal.settings import Personal
 from fedloom.strategies.privacy.settings import Privacy
 from fedloom.strategies.selection import Selection, Uniform
@@ -353,6 +354,15 @@ def _narrow(recipe: Recipe) -> str:
     return ""
 
 
+def _is_plain(strategy: Strategy) -> bool:
+    """Whether the next model is the current one and the mean."""
+    return (
+        type(strategy) is FedAvg
+        and strategy.server_learning_rate == 1
+        and strategy.schedule == Schedule()
+    )
+
+
 def _adapters(recipe: Recipe) -> str:
     """Products are of the tensors that all clients received, as clients trained them."""
     asked, strategy = recipe.adapters, recipe.strategy
@@ -361,8 +371,7 @@ def _adapters(recipe: Recipe) -> str:
     refused = {"[personal]": recipe.personal.remembers}
     if asked.by_products:
         refused |= {
-            "a strategy other than fedavg, with server_learning_rate 1": strategy
-            != FedAvg(rule=strategy.rule, aggregation=strategy.aggregation),
+            "a strategy other than fedavg with server_learning_rate = 1": not _is_plain(strategy),
             f"the aggregation {strategy.aggregation.name}": strategy.aggregation.name != "mean",
             f"the client rule {strategy.rule.name}": not strategy.rule.is_elementary,
             'cohort.mode = "buffered"': recipe.buffered,

@@ -38,6 +38,7 @@ def spec_of(**values):
     ("other", "said"),
     [
         ({"strategy": {"name": "fedadam"}}, "a strategy other than fedavg"),
+        ({"strategy": {"name": "scaffold", "clients": 4}}, "a strategy other than fedavg"),
         ({"strategy": {"name": "fedavg", "server_learning_rate": 0.5}}, "a strategy other than"),
         ({"aggregation": {"name": "median"}}, "the aggregation median"),
         ({"cohort": {"goal": 2, "mode": "buffered", "concurrency": 4}}, "buffered"),
