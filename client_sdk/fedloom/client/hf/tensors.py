@@ -236,7 +236,7 @@ def base_digest(model: nn.Module) -> str:
     for name, module in model.named_modules():
         scales = getattr(module, "scaling", None)
         if isinstance(scales, dict) and has_adapters(model):
-            found.update(f"{name} scaling {scales[_adapter(model)]!r}\n".encode())
+            found.update(f"{name} scaling {scales[adapter_of(model)]!r}\n".encode())
     return found.hexdigest()
 
 
