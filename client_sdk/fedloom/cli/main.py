@@ -24,6 +24,9 @@ COMMANDS = {
         "fedloom.cli.device.client:client",
         "Enrol and run a device; list clients and choose which are selected.",
     ),
+    "bridge": LazyCommand(
+        "fedloom.cli.device.bridge:bridge", "Let Flower's SuperNodes take part as clients."
+    ),
     "run": LazyCommand(
         "fedloom.cli.operator.runs:run", "Submit training runs; watch and control them."
     ),

@@ -97,7 +97,7 @@ def enroll(server: str, token: str, directory: Path) -> None:
     from fedloom.client.identity.enrol import enrol  # noqa: PLC0415 - the operator's commands need no grpc
 
     config = directory / "client.toml"
-    name = asyncio.run(enrol(server, _token(token), config))
+    name = asyncio.run(enrol(server, token_text(token), config))
     output.emit_text(
         {"client": name, "config": str(config)},
         f"Enrolled as {name}; settings in {config}.\n"
@@ -105,7 +105,12 @@ def enroll(server: str, token: str, directory: Path) -> None:
     )
 
 
-def _token(given: str) -> str:
+def token_text(given: str) -> str:
+    """The token of `--token TOKEN|@FILE`.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
     if not given.startswith("@"):
         return given
     try:

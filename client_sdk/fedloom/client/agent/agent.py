@@ -26,7 +26,7 @@ from fedloom.client.agent.task_runner import TaskRunner
 from fedloom.client.agent.training_process import Program, TrainingProcess
 from fedloom.client.agent.training_thread import TrainingThread
 from fedloom.client.api import Client
-from fedloom.client.budgets import BudgetGate, machine
+from fedloom.client.budgets import BudgetGate, Budgets, machine
 from fedloom.client.conditions import ConditionGate
 from fedloom.client.config import ClientConfig, load
 from fedloom.client.gates import Gate
@@ -70,10 +70,15 @@ class Agent:
         client: your training code, which runs in a thread; or the program of another process.
         config: of the client.
         gates: asked, in order, before the model of an offer is downloaded.
+        runner: makes what runs a client's code in this process.
     """
 
     def __init__(
-        self, client: Client | Program, config: ClientConfig, gates: Sequence[Gate] = ()
+        self,
+        client: Client | Program,
+        config: ClientConfig,
+        gates: Sequence[Gate] = (),
+        runner: Callable[[Client, ClientStore, Budgets], TaskRunner] = TrainingThread,
     ) -> None:
         self._config = config
         self._store = ClientStore(config.state_dir)
@@ -81,7 +86,11 @@ class Agent:
         chunks = Chunks(config.chunk_bytes)
         conditions = ConditionGate(config.conditions)
         tracer = tracing.tracer(config.tracing.endpoint, "fedloom-client")
-        self._runner = _runner(client, config, self._store)
+        self._runner = (
+            TrainingProcess(client, self._store, config.budgets, config.interruptions)
+            if isinstance(client, Program)
+            else runner(client, self._store, config.budgets)
+        )
         budget = BudgetGate(config.budgets, self._store, resident=self._resident_bytes)
         self._tasks = TaskQueue(
             self._runner,
@@ -248,12 +257,6 @@ class Agent:
                 case _:
                     log.debug("ignored a message of an unknown kind")
         raise await transfer.failure(stream, self._config.server)
-
-
-def _runner(client: Client | Program, config: ClientConfig, store: ClientStore) -> TaskRunner:
-    if isinstance(client, Program):
-        return TrainingProcess(client, store, config.budgets, config.interruptions)
-    return TrainingThread(client, store, config.budgets)
 
 
 def run(client: Client, config: str | Path = "client.toml", gates: Sequence[Gate] = ()) -> None:

@@ -1,0 +1,131 @@
+"""A SuperNode that is enrolled: when it is there, an agent of the server speaks for it.
+
+It is there from its first call on, until it leaves or misses two heartbeats. The server then sees
+its client leave, as it would see a device go.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from fedloom.client import config as settings
+from fedloom.client.agent.agent import Agent
+from fedloom.client.flower.contexts import number_of
+from fedloom.client.state.store import ClientStore
+from fedloom.client.supernodes import KIND
+from fedloom.client.supernodes.apps import AppBundle
+from fedloom.client.supernodes.keys import fingerprint
+from fedloom.client.supernodes.mailbox import Mailbox
+from fedloom.client.supernodes.remote_app import Places, RemoteApp, SupernodeThread
+from fedloom.protocol.errors import FedloomError
+from fedloom.protocol.trust import identity
+
+log = logging.getLogger(__name__)
+
+KEY = "supernode.pub"
+CONFIG = "client.toml"
+MAILBOX = "mailbox"
+MISSED = 2
+"""Heartbeats that may be missing, as in flwr."""
+HEARTBEAT_S = (10.0, 1800.0)
+"""Shortest and longest time between heartbeats that flwr allows."""
+DEFAULT_HEARTBEAT_S = 30.0
+
+
+def name_of(folder: Path) -> str:
+    """The client's name, from its certificate.
+
+    Raises:
+        UsageError: it is not enrolled.
+    """
+    pem, _ = ClientStore(settings.load(folder / CONFIG, {}).state_dir).identity()
+    return identity.peer_from_pem(pem).client
+
+
+class Node:
+    """One SuperNode and its client.
+
+    Args:
+        folder: its files.
+        app: that it runs.
+        places: of the bridge.
+        client_fn: whether the app takes the older messages.
+        evaluates: whether it has a function for evaluation.
+
+    Attributes:
+        key: its public key, PEM.
+        client: its name in the federation.
+        id: its number.
+        mailbox: of its messages.
+        posted: set when there is a new message.
+        refusal: why the server refuses its client; empty otherwise.
+    """
+
+    def __init__(
+        self, folder: Path, app: AppBundle, places: Places, *, client_fn: bool, evaluates: bool
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.key = (folder / KEY).read_bytes()
+        self.client = name_of(folder)
+        self.id = number_of(f"{self.client} {fingerprint(self.key)}")
+        self.posted = asyncio.Event()
+        self.mailbox = Mailbox(folder / MAILBOX, self._notify)
+        self.refusal = ""
+        self._folder = folder
+        self._remote = RemoteApp(
+            app, self.mailbox, self.id, places, client_fn=client_fn, evaluates=evaluates
+        )
+        self._places = places
+        self._present, self._absent = asyncio.Event(), asyncio.Event()
+        self._expiry: asyncio.TimerHandle | None = None
+
+    def _notify(self) -> None:
+        with suppress(RuntimeError):  # the loop has closed
+            self._loop.call_soon_threadsafe(self.posted.set)
+
+    def seen(self, heartbeat_s: float = DEFAULT_HEARTBEAT_S) -> None:
+        """It called; it is there for two heartbeats more at least."""
+        low, high = HEARTBEAT_S
+        until = self._loop.time() + MISSED * min(max(heartbeat_s, low), high)
+        if self._expiry is not None:
+            until = max(until, self._expiry.when())
+            self._expiry.cancel()
+        self._expiry = self._loop.call_at(until, self.left)
+        self._absent.clear()
+        self._present.set()
+
+    def left(self) -> None:
+        """It said goodbye, or is not heard of any more."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        if self._present.is_set():
+            log.info("the SuperNode of %s has left", self.client)
+        self._present.clear()
+        self._absent.set()
+
+    async def run(self) -> None:
+        """Attend the server while the SuperNode is there; until cancelled."""
+        while True:
+            await self._present.wait()
+            log.info("the SuperNode of %s is there", self.client)
+            agent = asyncio.ensure_future(self._attend())
+            try:
+                await self._absent.wait()
+            finally:
+                agent.cancel()
+                await asyncio.wait([agent])
+
+    async def _attend(self) -> None:
+        self.refusal = ""
+        try:
+            config = settings.load(self._folder / CONFIG, {})
+            config = replace(config, labels=config.labels | KIND)
+            await Agent(self._remote, config, runner=partial(SupernodeThread, self._places)).run()
+        except FedloomError as error:
+            log.warning("the client %s ended: %s", self.client, error)
+            self.refusal = f"{error}"
+            self.left()

@@ -1,0 +1,5 @@
+"""A FAB names a ServerApp; here the server runs the rounds."""
+
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
