@@ -59,7 +59,7 @@ def test_help_has_an_example_on_its_own_line(path):
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_commands_have_a_json_option(path):
     """All but those that run until stopped, the demo, and the completion script."""
-    without = {("server", "run"), ("client", "run"), ("demo",), ("completion",)}
+    without = {("server", "run"), ("client", "run"), ("bridge", "run"), ("demo",), ("completion",)}
     assert ("--json" in _help(*path)) is (path not in without)
 
 

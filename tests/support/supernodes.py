@@ -1,4 +1,4 @@
-"""A bridge and stock `flower-supernode` processes beside a deployment."""
+"""A bridge, and stock `flower-supernode` processes beside a deployment."""
 
 import os
 import signal
@@ -53,9 +53,14 @@ class Bridged:
         self.root = self.folder / "root.pem"
         self.root.write_bytes(x509_pem(root))
 
+    def key(self, name):
+        """The key of a SuperNode, made on first use."""
+        path = self.here.directory / f"{name}-key"
+        return path if path.exists() else make_key(path)
+
     def enrol(self, name):
-        """Enrol a new key as a client; returns the key's file."""
-        key = make_key(self.here.directory / f"{name}-key")
+        """Enrol a SuperNode's key as a client; returns the key's file."""
+        key = self.key(name)
         made = self.here.call("token", "create", "--client", name, "--dir", self.here.server)
         self.here.call(
             *("bridge", "enroll", "--server", f"127.0.0.1:{self.here.enrolment}"),
@@ -106,6 +111,10 @@ class Bridged:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         process.wait()
+
+    def received(self, name):
+        """How many trainings a SuperNode has begun, by its log."""
+        return (self.here.directory / f"{name}.log").read_text().count("Receiving: train message")
 
     def objects(self):
         """Files of messages that the bridge holds."""

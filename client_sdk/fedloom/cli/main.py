@@ -25,7 +25,8 @@ COMMANDS = {
         "Enrol and run a device; list clients and choose which are selected.",
     ),
     "bridge": LazyCommand(
-        "fedloom.cli.device.bridge:bridge", "Let Flower's SuperNodes take part as clients."
+        "fedloom.cli.device.bridge:bridge",
+        "Let Flower's SuperNodes take part in runs, as clients of the server.",
     ),
     "run": LazyCommand(
         "fedloom.cli.operator.runs:run", "Submit training runs; watch and control them."

@@ -10,10 +10,6 @@ from fedloom.cli.common.lazy import LazyGroup
 from fedloom.cli.common.options import json_option, warn_if_visible
 from fedloom.cli.device.client import token_text
 
-LOSSES = """\
-SuperNodes lose what an agent gives: an interrupted upload of theirs begins anew, they cannot check
-the server's signature of an offer, and no policy of the device's owner applies to them."""
-
 
 @click.group(cls=LazyGroup)
 def bridge() -> None:
@@ -63,11 +59,13 @@ def enroll(server: str, token: str, key: Path, directory: Path) -> None:
     """
     _require_flower()
     from fedloom.client.supernodes.enrolment import enrol_key  # noqa: PLC0415 - it imports flwr
+    from fedloom.protocol.supernodes import LOSSES  # noqa: PLC0415
 
     made = asyncio.run(enrol_key(directory, server, token_text(token), key))
     output.emit_text(
         {"client": made.client, "key": made.key, "folder": str(made.folder)},
-        f"The SuperNode with the key {made.key} is the client {made.client}.\n{LOSSES}",
+        f"The SuperNode with the key {made.key} is the client {made.client}.\n"
+        f"What SuperNodes lack: {LOSSES}.",
     )
 
 

@@ -5,13 +5,16 @@ from typing import Any
 import click
 
 from fedloom.cli.common import output
+from fedloom.protocol.supernodes import SUPERNODE, is_supernode
 
 
 def listing(found: dict[str, Any], empty: str) -> Any:
-    """A table of clients, or `empty` without any."""
+    """A table of clients, or `empty` without any; with their kinds, if some are SuperNodes."""
+    mixed = any(is_supernode(c["own_labels"]) for c in found["clients"])
     rows = (
         (
             c["name"],
+            *([SUPERNODE if is_supernode(c["own_labels"]) else "agent"] if mixed else []),
             output.state(_status(c)),
             "[green]●[/] online" if c["online"] else "[dim]○ offline[/]",
             output.escape(c["task"] or "-"),
@@ -20,7 +23,8 @@ def listing(found: dict[str, Any], empty: str) -> Any:
         )
         for c in found["clients"]
     )
-    columns = ("NAME", "STATUS", "PRESENCE", "TASK", "CERTIFICATE ENDS", "ENROLLED")
+    kind = ("KIND",) if mixed else ()
+    columns = ("NAME", *kind, "STATUS", "PRESENCE", "TASK", "CERTIFICATE ENDS", "ENROLLED")
     return output.table_or(columns, rows, empty)
 
 

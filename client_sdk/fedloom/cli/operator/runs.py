@@ -100,6 +100,8 @@ def submit(
     with nullcontext() if spec is None else within(spec):  # before the model is uploaded
         described = control.post("runs", "describe", body={"spec": values})
     claim, grid = described["privacy"], described["sums"]
+    for text in described["notes"]:
+        click.echo(f"Note: {text}", err=True)
     if claim is not None and not output.wants_json():
         _show_claim(claim)
     if grid is not None and not output.wants_json():
@@ -137,6 +139,8 @@ def describe(spec: Path, directory: Path) -> None:
         found = control.post("runs", "describe", body={"spec": values})
 
     def show() -> None:
+        for text in found["notes"]:
+            click.echo(f"Note: {text}")
         _show_claim(found["privacy"])
         if not found["spec"]["privacy"]:
             _show_sums(found["sums"])

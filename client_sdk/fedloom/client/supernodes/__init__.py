@@ -6,6 +6,3 @@ server for each of them. The server sees ordinary clients with the label `kind=s
 Invariants: a call of a SuperNode is served only if it is signed by an enrolled key; of a SuperNode,
 at most one message and one reply are on disk.
 """
-
-KIND = {"kind": "supernode"}
-"""The label of its clients, in the console and in `fedloom client list`."""

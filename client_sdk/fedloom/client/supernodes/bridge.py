@@ -146,7 +146,7 @@ class Bridge:
 
     def _http(self, nodes: EnrolledNodes) -> uvicorn.Config:
         http = uvicorn.Config(
-            FleetApi(nodes, self._app).app,
+            FleetApi(nodes.by_key, self._app).app,
             http=_PatientProtocol,
             ws="none",
             lifespan="off",
@@ -193,6 +193,7 @@ def run(directory: Path, ready: Path | None = None) -> None:
 
 def _tls(config: BridgeConfig) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(config.certificate, config.key)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, run_pb2
 from flwr.supercore.error import ApiErrorCode
@@ -51,13 +51,6 @@ HOLD_S: Final = 10.0
 WARN_EVERY_S: Final = 10.0
 
 T = TypeVar("T", bound=Message)
-
-
-class Nodes(Protocol):
-    """The SuperNodes of a bridge."""
-
-    def by_key(self, pem: bytes) -> Node | None:
-        """The one with this key; None if it is not enrolled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +89,12 @@ class FleetApi:
     """Serves SuperNodes.
 
     Args:
-        nodes: that are enrolled.
+        enrolled: the SuperNode with a public key; None if it is not enrolled.
         app: that they run.
     """
 
-    def __init__(self, nodes: Nodes, app: AppBundle) -> None:
-        self._nodes, self._bundle = nodes, app
+    def __init__(self, enrolled: Callable[[bytes], Node | None], app: AppBundle) -> None:
+        self._enrolled, self._bundle = enrolled, app
         self._bodies = asyncio.Semaphore(BODIES)
         self._calls: Counter[int] = Counter()
         self._warned_at = -WARN_EVERY_S
@@ -151,7 +144,7 @@ class FleetApi:
 
     def _authenticated(self, request: Request, *, activates: bool) -> Node:
         pem = keys.claimed(request.headers)
-        node = self._nodes.by_key(pem)
+        node = self._enrolled(pem)
         if node is None:
             text = (
                 f"The key {keys.fingerprint(pem)} is not enrolled: "

@@ -15,12 +15,12 @@ from fedloom.client import config as settings
 from fedloom.client.agent.agent import Agent
 from fedloom.client.flower.contexts import number_of
 from fedloom.client.state.store import ClientStore
-from fedloom.client.supernodes import KIND
 from fedloom.client.supernodes.apps import AppBundle
 from fedloom.client.supernodes.keys import fingerprint
 from fedloom.client.supernodes.mailbox import Mailbox
 from fedloom.client.supernodes.remote_app import Places, RemoteApp, SupernodeThread
 from fedloom.protocol.errors import FedloomError
+from fedloom.protocol.supernodes import KIND, SUPERNODE
 from fedloom.protocol.trust import identity
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class Node:
         self.refusal = ""
         try:
             config = settings.load(self._folder / CONFIG, {})
-            config = replace(config, labels=config.labels | KIND)
+            config = replace(config, labels=config.labels | {KIND: SUPERNODE})
             await Agent(self._remote, config, runner=partial(SupernodeThread, self._places)).run()
         except FedloomError as error:
             log.warning("the client %s ended: %s", self.client, error)

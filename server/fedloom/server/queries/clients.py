@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
+from fedloom.protocol import supernodes
 from fedloom.server.ledger import Filter
 from fedloom.server.ledger.rows import ClientDetailRow, values
 from fedloom.server.queries import client_views as views
@@ -52,6 +53,17 @@ async def clients_page(
         total=len(found),
         more=page[-1] if len(rest) > limit else None,
     )
+
+
+async def supernode_notes(context: ConsoleContext) -> list[str]:
+    """What an operator should know of SuperNodes before a run; nothing without any."""
+    which = Filter(status="active", label=f"{supernodes.KIND}={supernodes.SUPERNODE}")
+    names = await context.in_reader(context.ledger.names, which)
+    count = len(names)
+    if not count:
+        return []
+    are = "1 client is a SuperNode" if count == 1 else f"{count} clients are SuperNodes"
+    return [f"{are} of Flower: {supernodes.LOSSES}."]
 
 
 def _presence(

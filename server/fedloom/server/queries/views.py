@@ -214,6 +214,7 @@ class Description(BaseModel):
             "[privacy]"
         ),
     ] = None
+    notes: Annotated[list[str], Field(description="on the clients that it would meet")] = []
 
 
 class RunView(BaseModel):

@@ -11,6 +11,7 @@ from fedloom.server.http.dependencies import FAULTS, Context, Preview
 from fedloom.server.planning.spec import parse
 from fedloom.server.queries import runs as queries
 from fedloom.server.queries import views
+from fedloom.server.queries.clients import supernode_notes
 
 router = APIRouter(prefix="/runs", tags=["runs"], responses=FAULTS)
 
@@ -22,7 +23,7 @@ async def submit(context: Context, principal: Operator, new: views.NewRun) -> vi
 
 
 @router.post("/describe")
-async def describe(_: Viewer, spec: views.Described) -> views.Description:
+async def describe(context: Context, _: Viewer, spec: views.Described) -> views.Description:
     """Check a specification; return its privacy claim and the grid of its sums; start nothing."""
     checked = await asyncio.to_thread(parse, spec.spec)  # calibrating noise takes seconds
     plan, grid = checked.privacy_plan(), checked.grid()
@@ -30,6 +31,7 @@ async def describe(_: Viewer, spec: views.Described) -> views.Description:
         spec=checked.as_dict(),
         privacy=None if plan is None else plan.claim(),
         sums=None if grid is None else grid.facts(checked.precision),
+        notes=await supernode_notes(context),
     )
 
 

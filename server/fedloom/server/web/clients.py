@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
+from fedloom.protocol import supernodes
 from fedloom.server.access.scopes import Viewer
 from fedloom.server.http.dependencies import Context
 from fedloom.server.http.shared_answers import LivePart
@@ -59,9 +60,11 @@ async def client(
     found = await one_client(context, name)
     parts = await parts_page(context, name, before=before, limit=PARTS_SHOWN)
     spent = await one_spender(context, name)
+    losses = supernodes.LOSSES if supernodes.is_supernode(found.own_labels) else ""
     return page(
         request, context, who, "client", page="clients",
         c=found, parts=parts, before=before, strip=_strip(parts), spent=spent,
+        losses=losses,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from fedloom.server.http.dependencies import Context
 from fedloom.server.http.shared_answers import LivePart
 from fedloom.server.ledger import require_run
 from fedloom.server.planning.spec import parse
+from fedloom.server.queries.clients import supernode_notes
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.views import NewRun
 from fedloom.server.web.render import page
@@ -112,7 +113,7 @@ async def _form(
         request, context, who, "submit", page="runs",
         values={"toml": "", "model": "", **values}, fields=FIELDS, fault=fault,
         at=blamed(fault), models=list({r.digest: r for r in rows}.values())[::-1][:200],
-        strategies=sorted(registry.STRATEGIES), **known,
+        strategies=sorted(registry.STRATEGIES), notes=await supernode_notes(context), **known,
     )  # fmt: skip
 
 
