@@ -80,12 +80,12 @@ $(FLOWER)/.done: pyproject.toml constraints.txt
 	  -e '.[flower,server,sklearn,torch]' pytest hypothesis
 	@touch $@
 
-flower: $(FLOWER)/.done ## apps and strategies for Flower, in an environment of its own, 3 minutes
-	$(FLOWER)/bin/python -m pytest -q tests/flower tests/strategies/test_flwr.py \
+flower: $(FLOWER)/.done ## apps, strategies and SuperNodes of Flower, in an environment of its own, 6 minutes
+	$(FLOWER)/bin/python -m pytest -q -m 'long or not long' tests/flower tests/strategies/test_flwr.py \
 	  tests/strategies/robust/test_flwr.py tests/strategies/privacy/test_flwr.py
 	$(FLOWER)/bin/python -m pytest -q -W ignore::DeprecationWarning \
 	  -o addopts="--import-mode=importlib --doctest-modules -ra" \
-	  client_sdk/fedloom/client/flower server/fedloom/server/flower
+	  client_sdk/fedloom/client/flower client_sdk/fedloom/client/supernodes server/fedloom/server/flower
 
 $(HF)/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(HF)

@@ -149,8 +149,8 @@ def test_wrong_shapes_and_absence_hold_no_round_past_its_deadline(tmp_path):
     np.testing.assert_array_equal(model["w"], np.full((2, 3), 0.25))
 
 
-def test_a_supernode_without_an_enrolled_key_is_refused(tmp_path):
-    """Its process ends and says why; a key that is enrolled meanwhile is served at once."""
+def test_only_supernodes_with_an_enrolled_key_are_served(tmp_path):
+    """Others end and say why; one that is enrolled meanwhile is served, until it is revoked."""
     with bridged(tmp_path, APP) as (here, bridge):
         bridge.begin()
         key = bridge.key("stranger")
@@ -166,3 +166,5 @@ def test_a_supernode_without_an_enrolled_key_is_refused(tmp_path):
         bridge.enrol("stranger")
         bridge.attend("stranger", 0, 1, key)
         here.waited(lambda: rows(here).get("stranger", {}).get("online"))
+        here.call("client", "revoke", "stranger", "--yes", "--dir", here.server)
+        here.waited(lambda: bridge.supernodes["stranger"].poll() is not None)

@@ -2,12 +2,31 @@
 
 import os
 import signal
+import ssl
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cryptography import x509
+import httpx
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message
+from flwr.app.message.message import remove_content_from_message
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+)
+from flwr.proto.message_pb2 import PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufRequestContext
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedloom.protocol.trust.private_files import write_private
 from support.flower import deployed
@@ -49,9 +68,7 @@ class Bridged:
         pem = (self.here.server / "pki" / "server.pem").read_bytes()
         write_private(self.folder / "tls.pem", pem)
         write_private(self.folder / "tls.key", pem)
-        root = self.here.server / "pki" / "root.pem"
-        self.root = self.folder / "root.pem"
-        self.root.write_bytes(x509_pem(root))
+        self.root = self.here.server / "pki" / "root.pem"
 
     def key(self, name):
         """The key of a SuperNode, made on first use."""
@@ -121,13 +138,6 @@ class Bridged:
         return [p for p in self.folder.glob("nodes/*/mailbox/**/*") if p.is_file()]
 
 
-def x509_pem(path):
-    """The certificate in a file, as PEM."""
-    text = path.read_bytes()
-    x509.load_pem_x509_certificate(text)
-    return text
-
-
 @contextmanager
 def bridged(directory, app, settings=""):
     """A server, and a bridge that is not running yet; they end with the block."""
@@ -139,3 +149,88 @@ def bridged(directory, app, settings=""):
         finally:
             for name in list(bridge.supernodes):
                 bridge.end(name)
+
+
+class Driven:
+    """A SuperNode that a test drives call by call, with flwr's own HTTP client.
+
+    Args:
+        bridge: that it calls.
+        key: file of its private key, or that of another one.
+    """
+
+    def __init__(self, bridge, key):
+        private = load_ssh_private_key(Path(key).read_bytes(), None)
+        self.public = public_key_to_bytes(private.public_key())
+        self.headers = NodeAuthHttpInterceptor(private, private.public_key())
+        self.base = f"https://127.0.0.1:{bridge.port}"
+        self.http = httpx.Client(verify=ssl.create_default_context(cafile=str(bridge.root)))
+        self.id = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.http.close()
+
+    def call(self, name, message, *, change=None, node=None):
+        """Make a call; returns its status and body.
+
+        Args:
+            name: of the call.
+            message: its content, or bytes.
+            change: of the signed headers.
+            node: number of another node.
+        """
+        if "node" in getattr(message, "DESCRIPTOR", Node.DESCRIPTOR).fields_by_name:
+            message.node.node_id = self.id if node is None else node
+        data = message if isinstance(message, bytes) else message.SerializeToString()
+        request = self.http.build_request("POST", f"{self.base}/v1/fleet/{name}", content=data)
+        context = ProtobufRequestContext("", Node(), request)
+        self.headers.intercept(context, lambda _: None)
+        request.headers.update(change or {})
+        for gone in [n for n, value in (change or {}).items() if value == ""]:
+            del request.headers[gone]
+        answer = self.http.send(request)
+        return answer.status_code, answer.content
+
+    def activate(self):
+        status, body = self.call(
+            "activate-node", ActivateNodeRequest(public_key=self.public, heartbeat_interval=30)
+        )
+        assert status == 200, body
+        self.id = ActivateNodeResponse.FromString(body).node_id
+
+    def pull(self):
+        """The message for it, once there is one, with its objects."""
+        while True:
+            status, body = self.call("pull-messages", PullMessagesRequest())
+            assert status == 200, body
+            found = PullMessagesResponse.FromString(body)
+            if found.messages_list:
+                return found.messages_list[0]
+
+    def reply(self, head, content):
+        """A reply to a message: its call and its objects."""
+        asked = message_from_proto(head)
+        message = Message(content, reply_to=asked)
+        message.metadata.__dict__["_message_id"] = message.object_id
+        call = PushMessagesRequest(
+            messages_list=[message_to_proto(remove_content_from_message(message))],
+            message_object_trees=[get_object_tree(message)],
+        )
+        return call, {n: o.deflate() for n, o in get_all_nested_objects(message).items()}
+
+    def push(self, call, objects):
+        """Push a reply; returns the first status but 200, or 200."""
+        status, body = self.call("push-messages", call)
+        if status != 200:
+            return status
+        found = PushMessagesResponse.FromString(body)
+        for name in found.objects_to_push:
+            status, body = self.call("push-object", PushObjectRequest(
+                object_id=name, object_content=objects[name], session_id=found.session_id
+            ))  # fmt: skip
+            if status != 200:
+                return status
+        return status
