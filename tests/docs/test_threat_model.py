@@ -12,7 +12,7 @@ ATTACKS = PAGE.partition("\n## The network\n")[2].partition("\n## Differential p
 
 _TEST = re.compile(r"`([\w/]+\.py)?::(\w+)`( †)?")
 _MAKE = re.compile(r"`make ([\w-]+)`")
-RARE = ("faults/", "packaging/test_packages.py", "console/")
+RARE = ("faults/", "packaging/test_packages.py", "console/", "flower/")
 """What `make test` leaves out, beside tests that are marked long."""
 
 

@@ -108,7 +108,7 @@ def test_two_supernodes_and_two_agents_survive_kills_and_count_once(tmp_path):
 
 
 def test_runs_evaluate_on_supernodes(tmp_path):
-    """The mean of the model that each round begins with; submission says what SuperNodes lose."""
+    """The mean of the model that a round begins with; a run's description says what they lack."""
     with bridged(tmp_path, APP) as (here, bridge):
         first, key = initial(here), bridge.enrol("node-0")
         bridge.begin()
@@ -117,6 +117,8 @@ def test_runs_evaluate_on_supernodes(tmp_path):
         run = here.submit(run_of(2, goal=1, evaluate="true"), first)
         status = here.ended(run)
         assert status["state"] == "finished", here.logs()
+        notes = here.call("run", "describe", tmp_path / "run.toml", "--dir", here.server)["notes"]
+    assert [note[:40] for note in notes] == ["1 client is a SuperNode of Flower. There"]
     values = [row["evaluation"]["values"]["b"] for row in status["rounds"] if row["evaluation"]]
     assert values == [0.0, 0.25, 0.75]
 

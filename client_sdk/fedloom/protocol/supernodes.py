@@ -6,8 +6,8 @@ KIND, SUPERNODE = "kind", "supernode"
 """Label and value by which a bridge names such clients; a claim, like all labels of devices."""
 
 LOSSES = (
-    "an interrupted upload of theirs begins anew, they cannot check the server's signatures, no "
-    "policy of a device's owner applies, and clipping, noise and compression happen in the bridge"
+    "an interrupted upload begins anew, no policy of the device's owner applies, the device does "
+    "not check the server's signatures, and clipping, noise and compression happen in the bridge"
 )
 """What SuperNodes lack that agents have; completes a sentence."""
 

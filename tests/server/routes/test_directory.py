@@ -5,7 +5,7 @@ import pytest
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.fleet.last_seen import Presence, Seen
 from fedloom.server.ledger import AcceptedUpdate
-from support.door import Door
+from support.door import SPEC, Door
 
 
 def enrol(door, *names):
@@ -181,3 +181,17 @@ def test_control_characters_are_refused(door):
             assert door.ask("POST", f"/clients/east-1/{what}", body)[0] == 422, (what, bad)
     good = "two\nlines\tof נייר 😀"
     assert door.ask("POST", "/clients/east-1/note", {"note": good})[1]["note"] == good
+
+
+def test_a_runs_description_counts_the_supernodes(door):
+    """By their own label; revoked ones are not counted."""
+    spec = {"spec": SPEC}
+    assert door.ask("POST", "/runs/describe", spec)[1]["notes"] == []
+    labels = {"kind": "supernode"}
+    for name in ("east-1", "west-1"):
+        door.contexts.ledger.saw({name: Seen(at=1.0, version="1", labels=labels)})
+    (note,) = door.ask("POST", "/runs/describe", spec)[1]["notes"]
+    assert note.startswith("2 clients are SuperNodes of Flower.")
+    door.contexts.ledger.revoke("west-1")
+    (note,) = door.ask("POST", "/runs/describe", spec)[1]["notes"]
+    assert note.startswith("1 client is a SuperNode of Flower.")

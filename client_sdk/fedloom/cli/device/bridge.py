@@ -65,7 +65,7 @@ def enroll(server: str, token: str, key: Path, directory: Path) -> None:
     output.emit_text(
         {"client": made.client, "key": made.key, "folder": str(made.folder)},
         f"The SuperNode with the key {made.key} is the client {made.client}.\n"
-        f"What SuperNodes lack: {LOSSES}.",
+        f"Of a SuperNode, {LOSSES}.",
     )
 
 

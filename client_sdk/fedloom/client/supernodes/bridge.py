@@ -88,11 +88,13 @@ class EnrolledNodes:
 
 
 class _PatientProtocol(H11Protocol):
-    """HTTP that closes a connection whose first call does not come."""
+    """HTTP that closes connections which are too many, or whose first call does not come."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.access_log = False
+        if len(self.connections) > CONNECTIONS:
+            transport.abort()
         self._head = self.loop.call_later(HEAD_S, self._check_head)
 
     def _check_head(self) -> None:
@@ -154,7 +156,6 @@ class Bridge:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=CONNECTIONS,
             timeout_keep_alive=KEEP_S,
             timeout_graceful_shutdown=STOP_S,
         )

@@ -63,7 +63,7 @@ async def supernode_notes(context: ConsoleContext) -> list[str]:
     if not count:
         return []
     are = "1 client is a SuperNode" if count == 1 else f"{count} clients are SuperNodes"
-    return [f"{are} of Flower: {supernodes.LOSSES}."]
+    return [f"{are} of Flower. There {supernodes.LOSSES}."]
 
 
 def _presence(
