@@ -274,3 +274,19 @@ def test_messages_on_the_wire_have_no_content(folder):
     box.post(question(), RUN, 0.0)
     head = message_from_proto(box.pending().messages_list[0])
     assert not len(head.content)
+
+
+def test_a_suspended_message_waits_for_the_same_task(folder):
+    """As when a SuperNode is out of reach for a while, or the bridge restarts."""
+    box = Mailbox(folder)
+    box.post(question(), RUN, 10.0)
+    received = Supernode(box).receive()
+    box.suspend()
+    box.clear()
+    assert box.pending() is None
+    node = Supernode(box)
+    assert all(node.send(*node.reply(received, np.ones(2))))
+    box.post(question(), RUN, 20.0)
+    np.testing.assert_array_equal(values_of(box.reply())[0], np.ones(2))
+    box.clear()
+    assert not files(folder)

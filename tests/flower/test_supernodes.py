@@ -1,5 +1,6 @@
 """Stock SuperNodes of flwr beside agents of this project, in rounds of one server, over TLS."""
 
+import signal
 import time
 from fractions import Fraction
 
@@ -66,7 +67,7 @@ def rounds_of(here, run):
 
 
 def test_two_supernodes_and_two_agents_survive_kills_and_count_once(tmp_path):
-    """Ten rounds; SIGKILL of the server, of a SuperNode in a training, and of the bridge."""
+    """Ten rounds; SIGKILL of the server, a SuperNode that trains, and the bridge; its restart."""
     with bridged(tmp_path, APP) as (here, bridge):
         first = initial(here)
         keys = [bridge.enrol(f"node-{number}") for number in range(2)]
@@ -88,10 +89,16 @@ def test_two_supernodes_and_two_agents_survive_kills_and_count_once(tmp_path):
         bridge.end("node-0")
         bridge.attend("node-0", 0, 4, keys[0])
 
-        here.waited(lambda: rounds_of(here, run) >= 8)
+        here.waited(lambda: rounds_of(here, run) >= 7)
         seen = bridge.received("node-1")
         here.waited(lambda: bridge.received("node-1") > seen)
         bridge.kill()
+        bridge.begin()
+
+        here.waited(lambda: rounds_of(here, run) >= 9)
+        seen = bridge.received("node-1")
+        here.waited(lambda: bridge.received("node-1") > seen)
+        bridge.kill(signal.SIGTERM)
         bridge.begin()
 
         status = here.ended(run)

@@ -93,9 +93,9 @@ class Bridged:
         self.process = self.here.begin(*words, log=f"bridge-{len(self.here.running)}.log")
         self.here.waited(ready.exists)
 
-    def kill(self):
-        """Kill the bridge."""
-        self.process.kill()
+    def kill(self, number=signal.SIGKILL):
+        """End the bridge."""
+        self.process.send_signal(number)
         self.process.wait()
         self.here.running.remove(self.process)
 

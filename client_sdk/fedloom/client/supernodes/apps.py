@@ -1,12 +1,13 @@
 """The Flower app that SuperNodes run: a FAB (Flower App Bundle), which they get from the bridge."""
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import click
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import flatten_dict, get_fab_config, get_metadata_from_config
 from flwr.common.constant import Status
@@ -16,7 +17,11 @@ from flwr.proto.run_pb2 import Run, RunStatus
 from flwr.supercore.constant import TaskType
 
 from fedloom.client.flower.contexts import number_of
+from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import UsageError
+
+KEEP_RUNS = 64
+"""Runs whose first config is kept, of one SuperNode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +50,55 @@ class AppBundle:
         """The number of a run; another one with another app, as SuperNodes keep a run's app."""
         return number_of(f"{run} {self.digest}")
 
-    def run(self, run: str, config: Mapping[str, Any]) -> Run:
-        """A run for a SuperNode; it accepts values only for the names in the app's config."""
+    def known(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The values that a SuperNode accepts: for the names in the app's own config."""
+        return {name: value for name, value in config.items() if name in self.defaults}
+
+    def run(self, run: str, known: Mapping[str, Any]) -> Run:
+        """A run for a SuperNode, with the values of its `run_config`."""
         number = self.run_id(run)
-        known = {name: value for name, value in config.items() if name in self.defaults}
         return Run(
             run_id=number,
             fab_id=self.id,
             fab_version=self.version,
             fab_hash=self.digest,
-            override_config=user_config_to_proto(known),
+            override_config=user_config_to_proto(dict(known)),
             status=RunStatus(status=Status.RUNNING),
             primary_task_type=TaskType.SERVER_APP,
             series_id=number,
         )
+
+
+class FirstConfigs:
+    """The `run_config` with which a SuperNode began each run: it keeps that until the run's end.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def check(self, run_id: int, known: Mapping[str, Any]) -> None:
+        """Record the values of a run's first task; refuse others later.
+
+        Raises:
+            UsageError: a value has changed.
+        """
+        held: dict[str, dict[str, Any]] = {}
+        with suppress(OSError, ValueError):
+            held = json.loads(self._path.read_bytes())
+        first = held.get(f"{run_id}")
+        if first is None:
+            kept = list(held.items())[1 - KEEP_RUNS :]
+            write_whole(self._path, json.dumps(dict(kept) | {f"{run_id}": dict(known)}), sync=True)
+        elif changed := [n for n in known if first.get(n) != known[n]]:
+            names = ", ".join(sorted(changed))
+            raise UsageError(
+                f"The values of {names} changed in this run, but a SuperNode keeps the run_config "
+                "of a run's first task. Read them from the message's config, and remove them from "
+                "[tool.flwr.app.config]."
+            )
 
 
 def load(path: Path) -> AppBundle:
@@ -72,12 +112,9 @@ def load(path: Path) -> AppBundle:
         config = get_fab_config(content)
         name, version = get_metadata_from_config(config)
         defaults = flatten_dict(config["tool"]["flwr"]["app"].get("config", {}))
-    except (OSError, ValueError, KeyError, click.ClickException) as error:
+    except Exception as error:  # of the file, the zip, the TOML, or flwr's checks
         raise UsageError(
-            f"Expected the folder of a Flower app or a FAB file in {path}, got: {error}"
-        ) from None
-    except Exception as error:  # any error of the zip's parser
-        raise UsageError(
-            f"Expected a FAB file in {path}, got {type(error).__name__}: {error}."
+            f"Expected the folder of a Flower app or a FAB file in {path}, got "
+            f"{type(error).__name__}: {error}"
         ) from error
     return AppBundle(content, sha256(content).hexdigest(), name, version, defaults)

@@ -68,6 +68,7 @@ class Mailbox:
         self._changed = threading.Condition(self._lock)
         self._open = False
         """Whether a task waits for the reply; not yet after a restart."""
+        self._suspended = False
         self._failure = ""
         self._session = ""
         self._tree = ObjectTree()
@@ -88,6 +89,7 @@ class Mailbox:
             now: Unix time.
         """
         with self._lock:
+            self._suspended = False
             if self._held is not None:
                 before = self._held.messages_list[0].metadata
                 message = build(before.created_at)
@@ -130,9 +132,17 @@ class Mailbox:
             raise UsageError(f"Expected a Message from the SuperNode, got {type(found).__name__}.")
         return found
 
-    def clear(self) -> None:
-        """Remove the message and its reply."""
+    def suspend(self) -> None:
+        """Keep what is here for the next `post`: the task stops, and may come again."""
         with self._lock:
+            self._suspended = True
+
+    def clear(self) -> None:
+        """Remove the message and its reply, unless they are suspended."""
+        with self._lock:
+            if self._suspended:
+                self._open = False
+                return
             (self._folder / "message").unlink(missing_ok=True)
             shutil.rmtree(self._folder, ignore_errors=True)
             self._held = self._run = None

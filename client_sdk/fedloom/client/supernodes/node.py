@@ -15,11 +15,11 @@ from fedloom.client import config as settings
 from fedloom.client.agent.agent import Agent
 from fedloom.client.flower.contexts import number_of
 from fedloom.client.state.store import ClientStore
-from fedloom.client.supernodes.apps import AppBundle
+from fedloom.client.supernodes.apps import AppBundle, FirstConfigs
 from fedloom.client.supernodes.keys import fingerprint
 from fedloom.client.supernodes.mailbox import Mailbox
 from fedloom.client.supernodes.remote_app import Places, RemoteApp, SupernodeThread
-from fedloom.protocol.errors import FedloomError
+from fedloom.protocol.errors import Code, FedloomError, Refusal
 from fedloom.protocol.supernodes import KIND, SUPERNODE
 from fedloom.protocol.trust import identity
 
@@ -27,7 +27,9 @@ log = logging.getLogger(__name__)
 
 KEY = "supernode.pub"
 CONFIG = "client.toml"
-MAILBOX = "mailbox"
+MAILBOX, FIRST = "mailbox", "run-configs.json"
+RETRY_S = 30.0
+"""Time between two attempts of an agent that ended."""
 MISSED = 2
 """Heartbeats that may be missing, as in flwr."""
 HEARTBEAT_S = (10.0, 1800.0)
@@ -61,7 +63,7 @@ class Node:
         id: its number.
         mailbox: of its messages.
         posted: set when there is a new message.
-        refusal: why the server refuses its client; empty otherwise.
+        refusal: why the server has revoked its client; empty otherwise.
     """
 
     def __init__(
@@ -76,8 +78,9 @@ class Node:
         self.refusal = ""
         self._folder = folder
         self._remote = RemoteApp(
-            app, self.mailbox, self.id, places, client_fn=client_fn, evaluates=evaluates
-        )
+            app, self.mailbox, FirstConfigs(folder / FIRST), self.id, places,
+            client_fn=client_fn, evaluates=evaluates,
+        )  # fmt: skip
         self._places = places
         self._present, self._absent = asyncio.Event(), asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
@@ -116,16 +119,24 @@ class Node:
             try:
                 await self._absent.wait()
             finally:
+                self.mailbox.suspend()  # it may come back with its reply
                 agent.cancel()
                 await asyncio.wait([agent])
 
     async def _attend(self) -> None:
-        self.refusal = ""
-        try:
-            config = settings.load(self._folder / CONFIG, {})
-            config = replace(config, labels=config.labels | {KIND: SUPERNODE})
-            await Agent(self._remote, config, runner=partial(SupernodeThread, self._places)).run()
-        except FedloomError as error:
-            log.warning("the client %s ended: %s", self.client, error)
-            self.refusal = f"{error}"
-            self.left()
+        """Run the agent, again if it fails; until the server revokes the client."""
+        while True:
+            try:
+                config = settings.load(self._folder / CONFIG, {})
+                config = replace(config, labels=config.labels | {KIND: SUPERNODE})
+                runner = partial(SupernodeThread, self._places)
+                await Agent(self._remote, config, runner=runner).run()
+            except FedloomError as error:
+                log.warning("the client %s ended: %s", self.client, error)
+                if isinstance(error, Refusal) and error.code is Code.REVOKED:
+                    self.refusal = f"{error}"
+                    self.left()
+                    return
+            except Exception:
+                log.exception("the client %s failed", self.client)
+            await asyncio.sleep(RETRY_S)

@@ -16,7 +16,7 @@ from fedloom.client.api import Client, Task
 from fedloom.client.budgets import Budgets
 from fedloom.client.flower.adapter import Instruction, MessageClient
 from fedloom.client.state.store import ClientStore
-from fedloom.client.supernodes.apps import AppBundle
+from fedloom.client.supernodes.apps import AppBundle, FirstConfigs
 from fedloom.client.supernodes.mailbox import Mailbox
 from fedloom.protocol.errors import UsageError
 
@@ -59,6 +59,7 @@ class RemoteApp(MessageClient):
     Args:
         app: that it runs.
         mailbox: through which it is reached.
+        first: the configs with which its runs began.
         node_id: its number.
         places: of the bridge.
         client_fn: whether the app takes the older messages.
@@ -69,6 +70,7 @@ class RemoteApp(MessageClient):
         self,
         app: AppBundle,
         mailbox: Mailbox,
+        first: FirstConfigs,
         node_id: int,
         places: Places,
         *,
@@ -76,7 +78,8 @@ class RemoteApp(MessageClient):
         evaluates: bool,
     ) -> None:
         super().__init__(app.defaults, is_legacy=client_fn)
-        self._app, self._mailbox, self._node_id, self._places = app, mailbox, node_id, places
+        self._app, self._mailbox, self._first = app, mailbox, first
+        self._node_id, self._places = node_id, places
         self._evaluates = evaluates
 
     def can_train(self) -> bool:
@@ -89,7 +92,9 @@ class RemoteApp(MessageClient):
 
     def _answer(self, instruction: Instruction) -> Message:
         task, mailbox = instruction.task, self._mailbox
-        run = self._app.run(task.run, instruction.config)
+        known = self._app.known(instruction.config)
+        self._first.check(self._app.run_id(task.run), known)
+        run = self._app.run(task.run, known)
 
         def build(created_at: float) -> Message:
             return instruction.message(run.run_id, self._node_id, created_at)
