@@ -130,6 +130,33 @@ def test_runs_evaluate_on_supernodes(tmp_path):
     assert values == [0.0, 0.25, 0.75]
 
 
+def test_a_client_fn_trains_on_supernodes_as_by_hand(tmp_path):
+    """The older messages: lists of arrays; compared with the same steps here."""
+    old, nodes, rounds = import_app("oldquick", "client_app"), 2, 2
+    with bridged(tmp_path, APPS / "oldquick", "client_fn = true\n") as (here, bridge):
+        first = tmp_path / "init.safetensors"
+        here.call("model", "init", "--flower", "oldquick.client_app:initial", "--out", first)
+        bridge.begin()
+        for number in range(nodes):
+            key = bridge.enrol(f"node-{number}")
+            bridge.attend(f"node-{number}", number, nodes, key)
+        settings = run_of(rounds, goal=nodes).replace("epochs = 1", "epochs = 2")
+        status = here.run(settings.replace("slow = 0.0", ""), first)
+        assert status["state"] == "finished", here.logs()
+        ours = here.model()
+    model = old.initial()
+    for number in range(1, rounds + 1):
+        asked = {"lr": 1.0, "server_round": number}
+        found = [old.Client(n, nodes, 2).fit(model, asked) for n in range(nodes)]
+        total = sum(count for _, count, _ in found)
+        model = [
+            sum(weights[place] * (count / total) for weights, count, _ in found)
+            for place in range(2)
+        ]
+    for place, value in enumerate(model):
+        np.testing.assert_allclose(ours[str(place)], value, atol=1e-6, rtol=0)
+
+
 def test_wrong_shapes_and_absence_hold_no_round_past_its_deadline(tmp_path):
     """One SuperNode answers with wrong shapes, one is killed in its training and stays away."""
     with bridged(tmp_path, APP) as (here, bridge):

@@ -212,9 +212,11 @@ class Mailbox:
             if sha256(content).hexdigest() != object_id:
                 raise self._refused("the bytes of an object differ from its digest.")
             if object_id in self._needed:
-                self._received_bytes += len(content)
-                self._check_size()
+                most = REPLY_TIMES * self._sent_bytes + REPLY_BYTES
+                if self._received_bytes + len(content) > most:
+                    raise self._refused(f"expected at most {most} bytes, got more.")
                 write_whole(self._folder / "in" / object_id, content, mode=0o600)
+                self._received_bytes += len(content)
                 self._needed.discard(object_id)
                 if self._is_answered:
                     self._changed.notify_all()
@@ -246,11 +248,6 @@ class Mailbox:
             raise self._refused(f"expected at most {most} objects, got {len(names)}.")
         if message_id != tree.object_id or not all(map(is_valid_sha256_hash, names)):
             raise self._refused("expected digests of objects in its tree, got other texts.")
-
-    def _check_size(self) -> None:
-        most = REPLY_TIMES * self._sent_bytes + REPLY_BYTES
-        if self._received_bytes > most:
-            raise self._refused(f"expected at most {most} bytes, got more.")
 
     def _store(self, message: Message, run: Run) -> None:
         name = _identify(message)
