@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from fedloom.server.fleet.last_seen import Seen
 from fedloom.server.http.shared_answers import TOPICS
 from fedloom.server.metrics.log_buffer import about
 from support.door import SPEC, Door, _Connection, write_model
@@ -165,3 +166,15 @@ def test_names_chosen_by_clients_are_escaped(door):
     status, text = get(door, "/runs?q=%3Cscript%3Ealert(1)%3C/script%3E")
     assert status == 200
     assert "<script>alert" not in text
+
+
+def test_supernodes_are_shown_as_such_with_what_they_lack(door, tmp_path):
+    """In the list, on the client's page, and where a run is started."""
+    submit(door, tmp_path)  # its model can be chosen
+    ledger = door.contexts.ledger
+    ledger.saw({"node-1": Seen(at=1.0, version="1", labels={"kind": "supernode"})})
+    ledger.saw({"agent-1": Seen(at=1.0, version="1", labels={})})
+    assert "kind=supernode" in get(door, "/clients")[1]
+    assert "SuperNode of Flower" in get(door, "/clients/node-1")[1]
+    assert "SuperNode" not in get(door, "/clients/agent-1")[1]
+    assert "1 client is a SuperNode of Flower" in get(door, "/runs/new")[1]
