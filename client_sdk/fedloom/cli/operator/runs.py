@@ -86,14 +86,7 @@ def submit(
       fedloom run submit run.toml --model 25eb5eeb --evaluate --watch
       fedloom run submit --flower-server analytics --watch
     """
-    if spec is None and flower_server is None:
-        raise click.UsageError("Missing argument RUN.toml.")
-    values = {} if spec is None else _read(spec)
-    if evaluate:
-        values |= {"evaluate_only": True, "rounds": 1}
-    if flower_server is not None:
-        values.setdefault("name", flower_server)
-        values["flower"] = {**values.get("flower", {}), "server_app": flower_server}
+    values = _values(spec, evaluate=evaluate, flower_server=flower_server)
     if model is None and not values.get("flower"):
         raise click.UsageError("Missing option --model FILE|DIGEST.")
     control = Control(directory)
@@ -119,6 +112,19 @@ def submit(
         f"Run {started['id']} is {started['state']}.\n"
         f"Next:\n  fedloom run status {started['id']} --watch",
     )
+
+
+def _values(spec: Path | None, *, evaluate: bool, flower_server: str | None) -> dict[str, Any]:
+    """The settings of a run, from its file and the options that override it."""
+    if spec is None and flower_server is None:
+        raise click.UsageError("Missing argument RUN.toml.")
+    values = {} if spec is None else _read(spec)
+    if evaluate:
+        values |= {"evaluate_only": True, "rounds": 1}
+    if flower_server is not None:
+        values.setdefault("name", flower_server)
+        values["flower"] = {**values.get("flower", {}), "server_app": flower_server}
+    return values
 
 
 @run.command()

@@ -16,9 +16,9 @@ from flwr.proto.fab_pb2 import Fab
 from flwr.proto.run_pb2 import Run, RunStatus
 from flwr.supercore.constant import TaskType
 
-from fedloom.client.flower.contexts import number_of
 from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.flower_messages import number_of
 
 KEEP_RUNS = 64
 """Runs whose first config is kept, of one SuperNode."""

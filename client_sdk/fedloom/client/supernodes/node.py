@@ -13,13 +13,13 @@ from pathlib import Path
 
 from fedloom.client import config as settings
 from fedloom.client.agent.agent import Agent
-from fedloom.client.flower.contexts import number_of
 from fedloom.client.state.store import ClientStore
 from fedloom.client.supernodes.apps import AppBundle, FirstConfigs
 from fedloom.client.supernodes.keys import fingerprint
 from fedloom.client.supernodes.mailbox import Mailbox
 from fedloom.client.supernodes.remote_app import Places, RemoteApp, SupernodeThread
 from fedloom.protocol.errors import Code, FedloomError, Refusal
+from fedloom.protocol.flower_messages import number_of
 from fedloom.protocol.supernodes import KIND, SUPERNODE
 from fedloom.protocol.trust import identity
 
