@@ -30,6 +30,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedloom.protocol.trust.private_files import write_private
 from support.flower import deployed
+from support.patience import PATIENCE_S
 from support.ports import steady_port
 
 SUPERNODE = Path(sys.executable).with_name("flower-supernode")
@@ -164,7 +165,8 @@ class Driven:
         self.public = public_key_to_bytes(private.public_key())
         self.headers = NodeAuthHttpInterceptor(private, private.public_key())
         self.base = f"https://127.0.0.1:{bridge.port}"
-        self.http = httpx.Client(verify=ssl.create_default_context(cafile=str(bridge.root)))
+        tls = ssl.create_default_context(cafile=str(bridge.root))
+        self.http = httpx.Client(verify=tls, timeout=PATIENCE_S)
         self.id = 0
 
     def __enter__(self):
