@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 FLOWER ?= .venv-flower
+EXAMPLES ?= .venv-examples
 HF     ?= .venv-hf
 FUZZ   ?= .venv-fuzz
 DEPLOY_LINT ?= .venv-lint
@@ -17,7 +18,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which would each compile all
 
 .DEFAULT_GOAL := help
-.PHONY: console fuzz help demo papers examples compiled test lint types platforms arrows unit long flower hf crash faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
+.PHONY: console fuzz help demo papers examples compiled test lint types platforms arrows unit long flower flower-examples hf crash faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -86,6 +87,16 @@ flower: $(FLOWER)/.done ## apps, strategies and SuperNodes of Flower, in an envi
 	$(FLOWER)/bin/python -m pytest -q -W ignore::DeprecationWarning \
 	  -o addopts="--import-mode=importlib --doctest-modules -ra" \
 	  client_sdk/fedloom/client/flower client_sdk/fedloom/client/supernodes server/fedloom/server/flower
+
+$(EXAMPLES)/.done: pyproject.toml benchmarks/flower_examples/requirements.txt
+	$(PYTHON) -m venv $(EXAMPLES)
+	$(EXAMPLES)/bin/pip install --quiet --disable-pip-version-check \
+	  -e '.[flower,server,sklearn,torch,xgboost]' -r benchmarks/flower_examples/requirements.txt
+	@touch $@
+
+flower-examples: $(EXAMPLES)/.done ## Flower's own examples, beside Flower's loop: REPO=folder with its repository, 40 minutes
+	$(EXAMPLES)/bin/python benchmarks/flower_examples/run.py '$(REPO)' $(if $(ONLY),--only $(ONLY)) \
+	  --table docs/flower-examples.md
 
 $(HF)/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(HF)
@@ -161,4 +172,4 @@ bundle: ## what machines without a network install from, in out/bundle: EXTRAS=s
 	PYTHON=$(PYTHON) scripts/offline_bundle.sh --out out/bundle $(if $(EXTRAS),--extras $(EXTRAS))
 
 clean: ## remove the virtual environment and everything made
-	rm -rf $(VENV) $(FLOWER) $(HF) $(FUZZ) $(DEPLOY_LINT) $(SUPPLY) out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FLOWER) $(EXAMPLES) $(HF) $(FUZZ) $(DEPLOY_LINT) $(SUPPLY) out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
