@@ -224,8 +224,14 @@ def main():
     parser.add_argument("--table", type=Path, help="a page to write the table into")
     arguments = parser.parse_args()
     repository, out = arguments.repository.resolve(), arguments.out.resolve()
+    if not (repository / "examples").is_dir():
+        parser.error(
+            f"Expected Flower's repository in {repository}, got a folder without examples."
+        )
     names = sorted(p.name for p in (repository / "examples").iterdir() if p.is_dir())
     runs = [Run(repository, name, out) for name in names if name != "docs"]  # pages, no app
+    if unknown := set(arguments.only or ()) - set(names):
+        parser.error(f"Expected names of examples, got {', '.join(sorted(unknown))}.")
     chosen = [run for run in runs if not arguments.only or run.name in arguments.only]
     for run in chosen:
         kept = arguments.keep_flower and (run.out / "flower.npz").exists()
