@@ -33,6 +33,12 @@ class Example:
     compare_replies: bool = True
     note: str = ""
 
+    @property
+    def settings(self) -> str:
+        """What differs from the app's own settings, as text."""
+        overrides = [f"{name} = {value}" for name, value in self.config.items()]
+        return ", ".join([f"{self.nodes} nodes", *overrides])
+
 
 MASKED = "Replies are masked by fresh keys, so only results are compared"
 DRAWN = "with drawn weights, not downloaded ones"

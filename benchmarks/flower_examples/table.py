@@ -5,11 +5,12 @@ import platform
 import tomllib
 from pathlib import Path
 
+from examples import EXAMPLES, Example
+
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
-HEAD = (
-    "| app | runs | largest difference from Flower's own result | numbers compared | note |\n"
-    "|---|---|---|---|---|"
-)
+HEAD = """\
+| app | runs | largest difference from Flower's own result | numbers compared | settings | note |
+|---|---|---|---|---|---|"""
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
 
@@ -42,11 +43,12 @@ def write(page, outcomes, repository):
 
 
 def line(row):
-    note = ". ".join(part for part in (row.get("note"), row.get("reason")) if part)
+    note = cell(". ".join(part for part in (row.get("note"), row.get("reason")) if part))
     if not row["runs"]:
-        return f"| {row['name']} | no | | | {cell(note)} |"
-    difference, numbers = number(row["difference"]), f"{row['numbers']:,}"
-    return f"| {row['name']} | yes | {difference} | {numbers} | {cell(note)} |"
+        return f"| {row['name']} | no | | | | {note} |"
+    settings = EXAMPLES.get(row["name"], Example()).settings
+    figures = f"{number(row['difference'])} | {row['numbers']:,} | {settings}"
+    return f"| {row['name']} | yes | {figures} | {note} |"
 
 
 def number(value):

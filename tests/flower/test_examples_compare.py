@@ -15,7 +15,7 @@ def importable(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.syspath_prepend(FOLDER / "hooks")
     yield
-    for name in ("compare", "table", "recorded", "fixed_seeds"):
+    for name in ("compare", "table", "examples", "prepare", "recorded", "fixed_seeds"):
         sys.modules.pop(name, None)
 
 
@@ -89,6 +89,9 @@ def test_the_table_has_a_row_for_every_app(tmp_path, monkeypatch):
     assert text.endswith("after\n")
     assert "old" not in text
     assert "1 of 2 examples run; the largest difference of all is 3.0e-08." in text
-    assert "| a | yes | 3.0e-08 | 1,200 | Small |\n| b | no | | | Refused: a \\| b |" in text
+    assert (
+        "| a | yes | 3.0e-08 | 1,200 | 3 nodes | Small |\n| b | no | | | | Refused: a \\| b |"
+        in text
+    )
     table.write(page, rows, tmp_path)
     assert page.read_text() == text
