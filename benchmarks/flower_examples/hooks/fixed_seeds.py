@@ -25,6 +25,8 @@ def seed(*parts):
         loaded["torch"].manual_seed(number)
     if "keras" in loaded:
         loaded["keras"].utils.set_random_seed(number)
+    if "monai.utils" in loaded:
+        loaded["monai.utils"].set_determinism(number)  # its transforms draw from the system else
     if "mlx.core" in loaded:
         loaded["mlx.core"].random.seed(number)
 
