@@ -14,7 +14,7 @@ from fedloom.cli.common.options import config_option, json_option, warn_if_visib
 
 ORDER = (
     *("enroll", "doctor", "test", "run", "config", "policy", "log", "model", "leave"),
-    *("health", "install-service", "uninstall-service"),
+    *("health", "install-service", "uninstall-service", "service-file"),
     *("list", "show", "quarantine", "drain", "release", "revoke", "label", "note"),
 )
 LAZY = {
@@ -27,6 +27,11 @@ LAZY = {
             "Install the agent as a sandboxed systemd service.",
         ),
         ("uninstall-service", "device.install_service:uninstall", "Stop and remove that service."),
+        (
+            "service-file",
+            "device.service_file:service_file",
+            "Write a file that starts the agent at boot, on macOS or Windows.",
+        ),
         ("doctor", "device.doctor:doctor", "Find problems of this device, with remedies."),
         ("policy", "device.policy:policy", "Check the policy of this device's owner."),
         ("log", "device.log:log", "Show what this device sent, when and to whom."),

@@ -73,7 +73,7 @@ def install(  # noqa: PLR0917 - click passes them by name
     target = UNITS / f"{name}.service"
     if not dry_run:
         _check_possible(f"install {target}")
-    unit, paths = _unit(_absolute(code), path, user, gpu=gpu)
+    unit, paths = _unit(absolute_code(code), path, user, gpu=gpu)
     text = unit.text()
     steps = [
         f"create the user {user}, without a login" if not _exists(user) else f"use the user {user}",
@@ -135,7 +135,7 @@ def _check_possible(what: str) -> None:
         )
 
 
-def _absolute(code: str) -> str:
+def absolute_code(code: str) -> str:
     """The code with an absolute path, so that it does not depend on the working directory."""
     where, _, name = code.rpartition(":")
     if not where or not name:
