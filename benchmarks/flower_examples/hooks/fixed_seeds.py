@@ -26,7 +26,7 @@ def seed(*parts):
     if "keras" in loaded:
         loaded["keras"].utils.set_random_seed(number)
     if "monai.utils" in loaded:
-        loaded["monai.utils"].set_determinism(number)  # its transforms draw from the system else
+        loaded["monai.utils"].set_determinism(number)  # its transforms have generators of their own
     if "mlx.core" in loaded:
         loaded["mlx.core"].random.seed(number)
 
