@@ -45,6 +45,7 @@ def test_fedadam_of_flower_continues_after_a_kill_of_the_server(tmp_path):
         here.serve_again()
         status = here.ended(run)
         assert status["state"] == "finished", here.logs()
+        assert [row["kind"] for row in status["rounds"]] == ["train", "evaluate"] * 6
         ours, logs = here.model(), here.logs()
     quick = import_app("numpyquick", "client_app")
     grid = Here(quick.app, 2, {})

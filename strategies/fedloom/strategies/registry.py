@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+HOSTED: Final = "flower:"
+"""The beginning of the names of Flower's strategies, which a server's operator adds."""
+
 STRATEGIES: Final[MutableMapping[str, Callable[..., "Strategy"]]] = Registry(
     "fedloom.strategies", "strategy"
 )

@@ -46,6 +46,25 @@ def test_a_run_goes_from_round_to_round_and_finishes():
     assert run.state is RunState.FINISHED
 
 
+def test_a_round_of_evaluation_follows_each_training_round():
+    """Also after an evaluation that was abandoned, and after a restart in between."""
+    run = started(rounds=2, evaluate_each=True, evaluate_last=True)
+    kinds = [TRAIN]
+    outcomes = [
+        RoundCommitted(TRAIN),
+        RoundAbandoned("quorum"),
+        RoundCommitted(EVALUATE),
+        RoundCommitted(TRAIN),
+    ]
+    for outcome in outcomes:
+        [opened] = run.handle(outcome)
+        kinds.append(opened.kind)
+        run = Run(run.config, progress=run.progress)
+    assert kinds == [TRAIN, EVALUATE, EVALUATE, TRAIN, EVALUATE]
+    [finish] = run.handle(RoundCommitted(EVALUATE))
+    assert isinstance(finish, Finish)
+
+
 def test_a_run_without_evaluation_ends_with_its_last_round():
     run = started(rounds=1)
     assert run.handle(RoundCommitted(TRAIN)) == [Finish()]

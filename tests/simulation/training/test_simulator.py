@@ -193,6 +193,23 @@ def test_clients_evaluate_before_training_and_at_the_end():
     assert losses[-1] < losses[0]
 
 
+def test_clients_evaluate_after_each_training():
+    """With one batch a client, the metrics are those of a run that evaluates before."""
+    settings = {
+        "data": population(sizes=(6, 6), held_out=2),
+        "cohort": {"goal": 2, "quorum": 2},
+        "train": {"epochs": 1, "batch_size": 6, "learning_rate": 0.1},
+    }
+    before = quietly(experiment(rounds=3, **settings))
+    after = quietly(experiment(rounds=3, evaluate="after", **settings))
+    assert [record.kind for record in after.records] == ["train", "evaluate"] * 3
+    measured = [record.evaluation for record in after.records if record.kind == "evaluate"]
+    for found, expected in zip(measured, before.records[1:], strict=True):
+        assert found == pytest.approx(expected.evaluation, rel=1e-5)  # rows in another order
+        assert found["loss"] > 0
+    assert not any(record.evaluation for record in after.records if record.kind == "train")
+
+
 def test_stops_at_the_goal():
     """A [stop] on test metrics ends the run; a resumed run has nothing to do."""
     result = quietly(experiment(rounds=50, stop={"accuracy": 0.6}))

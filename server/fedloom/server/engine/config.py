@@ -196,6 +196,7 @@ class RunConfig:
     Attributes:
         rounds: committed training rounds wanted. At least 1.
         evaluate_last: whether a round of evaluation follows the last training round.
+        evaluate_each: whether one follows each training round.
         evaluate_only: whether all rounds evaluate and none trains.
         max_abandoned: abandoned rounds in a row after which the run pauses. At least 1.
         most_opened: training rounds that it may open, abandoned ones included; None for any.
@@ -207,6 +208,7 @@ class RunConfig:
 
     rounds: int
     evaluate_last: bool = False
+    evaluate_each: bool = False
     evaluate_only: bool = False
     max_abandoned: int = 3
     most_opened: int | None = None

@@ -143,7 +143,7 @@ class RunProgress:
     Attributes:
         opened: rounds opened; the number of the latest.
         trained: rounds committed of those that the run wants.
-        evaluated: whether the final evaluation round was committed.
+        evaluated: whether a round of evaluation was committed since the last training round.
         abandoned_in_a_row: rounds abandoned since the last commit or resume.
         open_kind: the kind of the open round, or None when no round is open.
     """
@@ -225,6 +225,8 @@ class Run:
         return [*ended, Finish()]
 
     def _next_kind(self) -> RoundKind | None:
+        if self.config.evaluate_each and self.progress.trained and not self.progress.evaluated:
+            return RoundKind.EVALUATE
         most = self.config.most_opened
         # A round that is open is among those opened; before the evaluation all are for training.
         may_open = most is None or self._is_training() or self.progress.opened < most
@@ -248,7 +250,7 @@ class Run:
         self.progress = replace(
             self.progress,
             trained=self.progress.trained + counts,
-            evaluated=self.progress.evaluated or event.kind is RoundKind.EVALUATE,
+            evaluated=event.kind is RoundKind.EVALUATE,
             abandoned_in_a_row=0,
             open_kind=None,
         )

@@ -41,7 +41,6 @@ from fedloom.strategies import (
 
 log = logging.getLogger(__name__)
 
-PREFIX: Final = "flower:"
 _GIVEN: Final = "config:given"
 """The slot of the config that the strategy gets in the next round, if it differs from the run's."""
 _TOLD: Final = "config:told"
@@ -187,7 +186,7 @@ def register(codes: Mapping[str, str], folder: Path) -> None:
         folder: the server's state directory, where files are searched.
     """
     for name, code in codes.items():
-        registry.STRATEGIES[PREFIX + name] = _class(name, code, folder)
+        registry.STRATEGIES[registry.HOSTED + name] = _class(name, code, folder)
 
 
 def _class(name: str, code: str, folder: Path) -> type[Hosted]:

@@ -62,7 +62,7 @@ class RunSpec:
         rounds: training rounds to commit.
         seed: of the selection of cohorts and of the clients' randomness.
         evaluate: clients evaluate each model that they receive, and the last one in a separate
-            round.
+            round; with "after", each trained model in a separate round, and not the first one.
         evaluate_only: nothing is trained: clients evaluate the given model in all rounds (default:
             one round).
         weighting: `examples`, `client` or `uniform`; by default `examples`, or `uniform` with an
@@ -96,7 +96,7 @@ class RunSpec:
     name: str = "run"
     rounds: int = 10
     seed: int = 0
-    evaluate: bool = True
+    evaluate: bool | Literal["after"] = True
     evaluate_only: bool = False
     weighting: str = "examples"
     strategy: Mapping[str, Any]
@@ -133,6 +133,7 @@ class RunSpec:
             raise UsageError(f"Expected max_norm > 0, got {self.max_norm}.")
         try:
             check_config(self.config)
+            self._check_evaluation()
             self.build_strategy()
             self.build_selection()
             self.metrics_settings()
@@ -164,7 +165,7 @@ class RunSpec:
                 personal=self.build_personal(),
                 adapters=self.build_adapters(),
                 privacy=self.build_privacy(),
-                evaluate=self.evaluate or self.evaluate_only,
+                evaluate=bool(self.evaluate) or self.evaluate_only,
                 over_selection=cohort.over_selection,
                 replace=bool(self.cohort.get("replace", False)),
                 uneven=self.local_training().uneven,
@@ -336,11 +337,19 @@ class RunSpec:
         plan = self.privacy_plan()
         return RunConfig(
             rounds=self.rounds if plan is None else plan.last,
-            evaluate_last=self.evaluate,
+            evaluate_last=bool(self.evaluate),
+            evaluate_each=self.evaluate == "after" and not self.evaluate_only,
             evaluate_only=self.evaluate_only,
             most_opened=None if plan is None or plan.settings.central else plan.last,
             on_demand=bool(self.flower),
         )
+
+    def _check_evaluation(self) -> None:
+        if self.evaluate == "after" and self.buffer_config() is not None:
+            raise UsageError(
+                'Expected evaluate = true or false with cohort.mode = "buffered", got "after": '
+                "clients train between two buffers."
+            )
 
     def message_settings(self) -> MessageSettings | None:
         """The settings of a run of a Flower `ServerApp`; None for other runs."""

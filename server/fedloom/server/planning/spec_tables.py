@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedloom.protocol.settings import checked
+from fedloom.strategies import registry
 
 _DEFAULTS: dict[str, Any] = {
     "strategy": {"name": "fedavg"},
@@ -22,6 +23,9 @@ _DEFAULTS: dict[str, Any] = {
 }
 _PRIVATE: dict[str, Any] = {"evaluate": False, "weighting": "uniform"}
 """Defaults of a run with [privacy]."""
+
+_HOSTED: dict[str, Any] = {"evaluate": "after"}
+"""Defaults of a run with a strategy of Flower, which evaluates after each training."""
 
 _EVALUATED: dict[str, Any] = {"rounds": 1, "train": {"epochs": 1, "learning_rate": 1.0}}
 """Defaults of a run with evaluate_only, which trains nothing."""
@@ -43,6 +47,8 @@ def filled(values: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any
     """
     given = checked(values, types)
     private = _PRIVATE if values.get("privacy") else {}
+    if str(given.get("strategy", {}).get("name", "")).startswith(registry.HOSTED):
+        private = {**_HOSTED, **private}
     evaluated = _EVALUATED if values.get("evaluate_only") else {}
     if values.get("flower"):
         evaluated = _MESSAGES

@@ -19,7 +19,7 @@ def describe(
         kind=kind,
         settings=spec.local_training().at(trained + 1, spec.round_config().goal),
         rule=spec.build_strategy().rule,
-        evaluate=spec.evaluate,
+        evaluate=spec.evaluate is True,
         weighting=spec.weighting,
         scheme=spec.build_compression(),
         personal=spec.build_personal(),

@@ -74,7 +74,7 @@ class RunDriver:
         progress = engine.RunProgress(
             opened=row.last_round,
             trained=row.committed,
-            evaluated=any(r.kind == "evaluate" and _counts(r) for r in rows),
+            evaluated=[r.kind for r in rows if _counts(r)][-1:] == ["evaluate"],
             abandoned_in_a_row=row.abandoned_in_a_row,
             open_kind=engine.RoundKind(open_round.kind) if open_round else None,
         )

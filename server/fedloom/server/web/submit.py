@@ -52,6 +52,9 @@ DEFAULTS = {
     "train.learning_rate": "0.05", "strategy.name": "fedavg", "seed": "0",
 }  # fmt: skip
 
+AFTER = "after"
+"""The value of `evaluate` that the form's box cannot show: it stays in the TOML."""
+
 MAX_TOML = 1 << 18
 """Longest TOML, characters."""
 
@@ -138,7 +141,8 @@ def together(form: Mapping[str, str]) -> dict[str, Any]:
         if not isinstance(place, dict):
             raise UsageError(f"Expected {table} as a table, got {place!r}.")
         place[name] = value
-    spec["evaluate"] = form.get("evaluate", "") == "on" and "privacy" not in spec
+    if spec.get("evaluate") != AFTER:
+        spec["evaluate"] = form.get("evaluate", "") == "on" and "privacy" not in spec
     return spec
 
 
@@ -158,7 +162,9 @@ def _other(text: str) -> dict[str, Any]:
 def _apart(spec: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Split a specification into the settings without a form field and the form's values."""
     rest = {n: dict(v) if isinstance(v, Mapping) else v for n, v in spec.items()}
-    values = {"evaluate": "on" if rest.pop("evaluate", False) else ""}
+    values = {"evaluate": "on" if rest.get("evaluate") else ""}
+    if rest.get("evaluate") != AFTER:
+        rest.pop("evaluate", None)
     for path, *_ in FIELDS:
         table, _, name = path.rpartition(".")
         place = rest.get(table, {}) if table else rest
