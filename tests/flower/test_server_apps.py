@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import textwrap
 import time
 from contextlib import contextmanager, suppress
@@ -64,7 +65,10 @@ def test_an_app_runs_whole(tmp_path, monkeypatch):
 
 
 def test_an_app_continues_after_a_kill_of_the_server(tmp_path, monkeypatch):
-    """Its process ends with the server; the next one repeats it, and no client trains twice."""
+    """Its process ends with the server; the next one repeats it, and no client trains twice.
+
+    So it does after a stop.
+    """
     trained = tmp_path / "trained"
     with deployed(tmp_path, WHOLE) as here:
         here.environment["TRAINED"] = str(trained)
@@ -72,9 +76,9 @@ def test_an_app_continues_after_a_kill_of_the_server(tmp_path, monkeypatch):
         for number in range(NODES):
             here.attend("whole.client_app:app", number, NODES)
         run = submit(here, config(tmp_path, "num-rounds = 25\n"))
-        for rounds in (8, 20):
+        for rounds, number in ((8, signal.SIGKILL), (20, signal.SIGKILL), (30, signal.SIGTERM)):
             here.waited(lambda rounds=rounds: len(here.status(run)["rounds"]) >= rounds)
-            here.kill_server()
+            here.kill_server(number)
             assert here.waited(lambda: not processes_of(run))
             here.serve_again()
         status = here.ended(run)

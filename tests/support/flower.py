@@ -149,9 +149,9 @@ class Deployment:
         ports = self.waited(lambda: ready.exists() and ready.read_text().split())
         self.enrolment = ports[1]
 
-    def kill_server(self):
-        self.process.kill()
-        self.process.wait()
+    def kill_server(self, number=signal.SIGKILL):
+        self.process.send_signal(number)
+        self.process.wait(PATIENCE_S)
         self.running.remove(self.process)
 
     def attend(self, app, number, of, policy=""):
