@@ -311,3 +311,26 @@ def test_a_device_with_a_policy_declines_messages(tmp_path):
         run = submit(here)
         status = here.ended(run)
         assert status["state"] == "finished", here.logs()
+
+
+def test_a_client_whose_budget_has_no_room_is_not_there(tmp_path):
+    """A run of messages has no privacy: a client whose budget allows none gets no message."""
+    body = """
+    first, second = nodes_of(grid, 2)
+    Path("begun").touch()
+    while not Path("go").exists():
+        time.sleep(0.02)
+    assert list(grid.get_node_ids()) == []
+    [reply] = grid.send_and_receive([ask(first)])
+    assert "privacy budget" in reply.error.reason, reply.error.reason
+    """
+    with serving(tmp_path, body, clients=2) as here:
+        run = submit(here)
+        folder = here.server / "flower" / run / "files"
+        here.waited((folder / "begun").exists)
+        words = ("1", "--delta", "1e-6", "--yes", "--dir", here.server)
+        here.call("privacy", "set-budget", *words)
+        (folder / "go").touch()
+        status = here.ended(run)
+        assert status["state"] == "finished", here.logs()
+        assert status["rounds"] == []

@@ -61,7 +61,7 @@ class RunDriver:
         self.round: RoundDriver | None = None
         self._context = context
         self._ended = ended
-        self._app = AppRunner.of(self, context) if self.spec.flower else None
+        self._app = AppRunner(self, context) if self.spec.flower else None
         self._between = asyncio.Event()  # no round is open
         self._rolling_back = asyncio.Lock()
         self._storing = BackgroundTasks()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from fedloom.protocol import flower_project
 from fedloom.protocol.errors import FedloomError, UsageError
@@ -72,11 +72,6 @@ class AppRunner:
         self._watching: asyncio.Task[None] | None = None
         self._stopped = False
 
-    @classmethod
-    def of(cls, run: AppRun, context: RoundsContext) -> Self:
-        """The runner of a run with [flower]."""
-        return cls(run, context)
-
     def _wanted(self) -> None:
         if self.board.pending:
             self._run.feed(engine.Wanted())
@@ -119,8 +114,10 @@ class AppRunner:
             )
             log.info("run %s: its ServerApp starts", self._run.id, extra=extra)
             failure = await self._process.run()
-        except FedloomError as error:
-            self._run.feed(engine.Break(str(error)))
+        except Exception as error:
+            log.exception("run %s: its ServerApp cannot run", self._run.id, extra=extra)
+            known = isinstance(error, FedloomError)
+            self._run.feed(engine.Break(str(error) if known else f"its ServerApp: {error!r}"))
             return
         finally:
             self._process = self._watching = None

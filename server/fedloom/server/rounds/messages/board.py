@@ -21,11 +21,13 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.task_description import FileRef
 from fedloom.protocol.trust.private_files import private_directory
 from fedloom.server.ledger.rows import MessageRow
+from fedloom.server.planning.privacy_budget import Bar
 from fedloom.server.rounds.context import RoundsContext
 
 GATHER_S = 0.02
 """For messages that an app sends one by one at the same time: the wait before a round opens."""
 ABANDONED = "The round of this message was abandoned."
+BARRED = "declined: a privacy budget of this client has no room for the run."
 
 
 @dataclass(slots=True)
@@ -73,8 +75,6 @@ class MessageBoard:
             if row.error is None and sent is not None and sent != open_round:
                 message.error = ABANDONED
             self._messages[row.id] = message
-        self._latest = max((m.round or 0 for m in self._messages.values()), default=0)
-        self._known_lookups = max((row.lookups for row in rows), default=0)
         if self._clients_file.exists():
             self._told = [(at, names) for at, names in json.loads(self._clients_file.read_text())]
 
@@ -85,6 +85,10 @@ class MessageBoard:
         self._latest = max((m.round or 0 for m in self._messages.values()), default=0)
         self._lookups = 0
 
+    @property
+    def _bar(self) -> Bar:
+        return self._context.bars.get(self._run, Bar())
+
     # ---- of the app --------------------------------------------------------------------------
 
     async def clients(self) -> list[str]:
@@ -93,7 +97,7 @@ class MessageBoard:
         before = [names for first, names in self._told if first <= at]
         if at < self._known_lookups and before:
             return before[-1]
-        found = self._context.fleet.connected()
+        found = [name for name in self._context.fleet.connected() if name not in self._bar]
         if not before or found != before[-1]:
             self._told = [entry for entry in self._told if entry[0] < at] + [(at, found)]
             text = json.dumps(self._told)
@@ -132,6 +136,10 @@ class MessageBoard:
         for row in rows:  # all at once: a round sends them together
             self._messages[row.id] = _Message(row, None, None)
             self._repeated.add(row.id)
+        if barred := {row.id: BARRED for row in rows if row.client in self._bar}:
+            await context.in_ledger(context.ledger.end_messages, self._run, barred)
+            for name, error in barred.items():
+                self.end(name, error)
         if rows:
             asyncio.get_running_loop().call_later(GATHER_S, self._wanted)
 
