@@ -92,7 +92,7 @@ def test_an_app_continues_after_a_kill_of_the_server(tmp_path, monkeypatch):
 def config(tmp_path, text):
     """A run's file with this config."""
     file = tmp_path / "whole.toml"
-    file.write_text(f'name = "whole"\n[config]\n{text}')
+    file.write_text(f'name = "whole"\n[cohort]\npatience_s = 600\n[config]\n{text}')
     return file
 
 
@@ -334,3 +334,61 @@ def test_a_client_whose_budget_has_no_room_is_not_there(tmp_path):
         status = here.ended(run)
         assert status["state"] == "finished", here.logs()
         assert status["rounds"] == []
+
+
+def test_a_reply_that_is_no_message_is_an_error_of_its_client(tmp_path):
+    """The others' replies reach the app, and no client can answer for another one."""
+    lying = """
+import os
+from flwr.app.message.message import make_message
+import fedloom.client.flower.adapter as adapter
+
+written = adapter.FlowerClient.answer
+
+
+def answer(self, message, task):
+    reply = written(self, message, task)
+    if "LIES" not in os.environ:
+        return reply
+    told = adapter.Written.FromString(reply)
+    told.metadata.src_node_id, told.metadata.reply_to_message_id = 77, "other"
+    return told.SerializeToString() if os.environ["LIES"] == "who" else b"\\xff" * 9
+
+
+adapter.FlowerClient.answer = answer
+"""
+    body = """
+    first, second, third = nodes_of(grid, 3)
+    replies = grid.send_and_receive([ask(first), ask(second), ask(third)])
+    assert [r.metadata.src_node_id for r in replies] == [first, second, third]
+    assert [r.has_error() for r in replies] == [False, False, True]
+    assert "cannot be read" in replies[2].error.reason, replies[2].error.reason
+    """
+    with serving(tmp_path, body, clients=1) as here:
+        asking = tmp_path / "app" / "asking.py"
+        asking.write_text(lying + asking.read_text())
+        for number, lie in ((1, "who"), (2, "noise")):
+            here.environment["LIES"] = lie
+            here.attend("asking:app", number, 3)
+        run = submit(here)
+        status = here.ended(run)
+        assert status["state"] == "finished", here.logs()
+
+
+def test_an_app_that_leaves_processes_and_messages_behind_ends(tmp_path):
+    """What it started is ended, and what the run needed is deleted."""
+    body = """
+    import subprocess
+    subprocess.Popen(["sleep", "1000"])
+    [node] = nodes_of(grid)
+    for number in range(20):
+        grid.push_messages([ask(node, number=number)])
+    """
+    with serving(tmp_path, body) as here:
+        run = submit(here)
+        status = here.ended(run)
+        assert status["state"] == "finished", here.logs()
+        folder = here.server / "flower" / run
+        here.waited(lambda: [path.name for path in folder.iterdir()] == ["files"])
+        assert len(list((here.server / "models").iterdir())) == 1
+        assert processes_of(run) == []

@@ -18,7 +18,7 @@ from fedloom.strategies.exact.partial import TensorSpec
 
 GROUP: Final = "message"
 TENSOR: Final = "message"
-"""The container's only tensor."""
+"""The container's only tensor, as a message has it."""
 OVERHEAD_BYTES: Final = 4096
 """Of the container beside the message."""
 
@@ -39,14 +39,14 @@ def as_tensor(message: bytes) -> dict[str, NDArray[np.uint8]]:
     return {TENSOR: np.frombuffer(message, np.uint8)}
 
 
-def read(path: Path, tensor: str = TENSOR) -> bytes:
-    """The message in a container.
+def read(path: Path) -> bytes:
+    """The message in a container: its only tensor, of any name.
 
     Raises:
         IntegrityError: it is no container.
-        UsageError: it has another tensor.
+        UsageError: it has other tensors.
     """
-    found = read_params(path).get(tensor)
-    if found is None or found.dtype != np.uint8:
+    found = list(read_params(path).values())
+    if len(found) != 1 or found[0].dtype != np.uint8:
         raise UsageError(f"Expected a message in {path}, got other tensors.")
-    return found.tobytes()
+    return found[0].tobytes()

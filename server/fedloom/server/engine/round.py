@@ -33,7 +33,7 @@ from .states import IGNORE, REFUSE, RoundState, Verdict
 class Round(RoundEngine):
     """One round; `ChangeGoal` replaces its settings."""
 
-    __slots__ = ("_named", "_places")
+    __slots__ = ("_busy", "_named", "_places")
 
     def __init__(
         self,
@@ -43,15 +43,17 @@ class Round(RoundEngine):
         now: float,
         available: Iterable[str] = (),
         named: Iterable[str] = (),
+        busy: Collection[str] = (),
     ) -> None:
         """Begin to select at `now` in monotonic seconds.
 
         `select` draws the cohort and its replacements; ValueError if it does not return the
         requested number of different candidates. The order of `available` does not matter. With
-        `named`, these clients are the cohort, available or not, and the round opens at once.
+        `named`, these clients are the cohort, available or not, and the round opens at once; it
+        waits for those of them that are `busy` with other work until its deadline.
         """
         super().__init__(config, select, now, available)
-        self._named = tuple(named)
+        self._named, self._busy = tuple(named), frozenset(busy)
         self._places = 0  # updates wanted: the size of the cohort when it was chosen
 
     @classmethod
@@ -152,16 +154,18 @@ class Round(RoundEngine):
 
     def _open_for(self, named: Sequence[str]) -> list[RoundEffect]:
         """Open for these clients; the grace period of those that are away begins."""
+        cohort = self.cohort
         clock = self.clock
         clock.deadline = clock.check_at = clock.now + self.config.deadline_s
         present = []
         for client in named:
-            self.offer(client)
+            cohort.put(client, Phase.OFFERED)
             if client in self.candidates:
                 self.candidates.discard(client)
+                self.offer(client)
                 present.append(client)
-            else:
-                self.cohort.leave(client, clock.grace_until(self.config.patience_s))
+            elif client not in self._busy:
+                cohort.leave(client, clock.grace_until(self.config.patience_s))
         self._places = len(named)
         self.state = RoundState.REPORTING
         return [Opened(tuple(named)), *map(Offer, present)]

@@ -218,7 +218,8 @@ class Run:
         return [OpenRound(number, kind)]
 
     def _wanted(self, _: Wanted) -> list[RunEffect]:
-        return self._open(RoundKind.MESSAGE) if self.config.on_demand else []
+        may_open = self.config.on_demand and not self.held
+        return self._open(RoundKind.MESSAGE) if may_open else []
 
     def _done(self, _: Done) -> list[RunEffect]:
         ended = self._end(RunState.FINISHED, "")
@@ -362,7 +363,7 @@ class Run:
             RollBack: _roll_back,
             RolledBack: _rolled_back,
         },
-        RunState.FINISHED: {**_OVER, RoundCommitted: IGNORE, RoundAbandoned: IGNORE},
+        RunState.FINISHED: _OVER,
         RunState.STOPPED: _OVER,
         RunState.FAILED: _OVER,
     }

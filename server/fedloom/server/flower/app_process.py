@@ -29,6 +29,7 @@ _OUTPUT_BYTES = 64 << 10
 _LINE_CHARS = 1000
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _DRAIN_S = 1.0
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ class AppProcess:
         try:
             if self._killed:
                 self.kill()
-            code = await process.wait()
+            code = await _ended(process)
             await asyncio.wait([printing], timeout=_DRAIN_S)
         finally:
             self._end_group(process.pid)
@@ -182,6 +183,13 @@ class AppProcess:
             told = {"error": f"{type(error).__name__}: {error}"}
         writer.write(_line({"id": asked["id"], **told}))
         await writer.drain()
+
+
+async def _ended(process: asyncio.subprocess.Process) -> int:
+    """The exit code of a process; `wait` would also wait for those that inherited its output."""
+    while (code := process.returncode) is None:  # noqa: ASYNC110 - asyncio has no event for it
+        await asyncio.sleep(_POLL_S)
+    return code
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any
 from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.app.message.message import make_message
 from flwr.common.constant import ErrorCode
-from flwr.common.serde import message_from_proto, message_to_proto, recorddict_to_proto
+from flwr.common.serde import message_to_proto, recorddict_from_proto, recorddict_to_proto
 from flwr.proto.message_pb2 import Message as Written
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -185,15 +185,27 @@ class FleetGrid(Grid):
 
 
 def _reply(asked: Message, ended: dict[str, str]) -> Message:
-    if "path" in ended:
-        read = flower_messages.read(Path(ended["path"]), "0")
-        return message_from_proto(Written.FromString(read))
-    away = ended["error"].startswith("lost")
-    code = ErrorCode.NODE_UNAVAILABLE if away else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    """The reply to a message; its metadata follow from the message, whatever the client wrote."""
+    metadata = _metadata_of_reply(asked)
+    if "error" in ended:
+        away = ended["error"].startswith("lost")
+        code = ErrorCode.NODE_UNAVAILABLE if away else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        return make_message(metadata, error=Error(code=code, reason=ended["error"]))
+    try:
+        read = Written.FromString(flower_messages.read(Path(ended["path"])))
+        content = recorddict_from_proto(read.content)
+    except Exception as error:  # noqa: BLE001 - any error of the parsers: a client wrote it
+        reason = f"refused: the reply cannot be read: {type(error).__name__}: {error}"
+        failed = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason)
+        return make_message(metadata, error=failed)
+    return make_message(metadata, content)
+
+
+def _metadata_of_reply(asked: Message) -> Metadata:
     before = asked.metadata
-    metadata = Metadata(
+    return Metadata(
         run_id=before.run_id,
-        message_id=f"{before.message_id}-error",
+        message_id=f"{before.message_id}-reply",
         src_node_id=before.dst_node_id,
         dst_node_id=before.src_node_id,
         reply_to_message_id=before.message_id,
@@ -202,4 +214,3 @@ def _reply(asked: Message, ended: dict[str, str]) -> Message:
         ttl=before.ttl,
         message_type=before.message_type,
     )
-    return make_message(metadata, error=Error(code=code, reason=ended["error"]))

@@ -15,7 +15,8 @@ class Messages(Store):
     def add_messages(self, rows: Iterable[MessageRow]) -> None:
         """Store new messages."""
         if found := [values(row) for row in rows]:
-            self._change(messages.insert().values(found))
+            with self._write() as connection:
+                connection.execute(messages.insert(), found)
 
     def list_messages(self, run: str) -> list[MessageRow]:
         """The messages of a run in the order in which they were sent."""
@@ -24,8 +25,10 @@ class Messages(Store):
 
     def assign_messages(self, run: str, number: int, ids: Iterable[str]) -> None:
         """Store which round sends these messages. A repeat changes nothing."""
-        its = messages.update().where(messages.c.run == run, messages.c.id.in_(list(ids)))
-        self._change(its.values(round=number))
+        with self._write() as connection:
+            for name in ids:  # one statement with all would have too many variables
+                its = messages.update().where(messages.c.run == run, messages.c.id == name)
+                connection.execute(its.values(round=number))
 
     def end_messages(self, run: str, errors: Mapping[str, str]) -> None:
         """Store the end of messages: their errors by id, empty for a reply."""

@@ -24,4 +24,10 @@ def check_update(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> list[Planne
         raise Refusal(
             Code.MALFORMED, f"Expected {WITHIN} = 0.5 or -0.5, got {header.scalars[WITHIN]:g}."
         )
-    return check_header(header, plan.limits, plan.manifest)
+    planned = check_header(header, plan.limits, plan.manifest)
+    if plan.messages and [part.slice and part.slice.ranges[0][0] for part in planned] != [0]:
+        raise Refusal(
+            Code.MALFORMED,
+            f"Expected one part with the first bytes of a reply, got {len(planned)} parts.",
+        )
+    return planned

@@ -53,6 +53,9 @@ class Clients(Protocol):
     def connected(self) -> list[str]:
         """Connected clients that may get offers, by name, with a task or without."""
 
+    def held(self, client: str) -> object:
+        """The operator's order that excludes a client from offers; None without one."""
+
     def listen(self, listener: Listener) -> None:
         """Notify a run about clients that are available, now and later."""
 

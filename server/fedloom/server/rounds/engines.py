@@ -4,7 +4,7 @@ Training rounds of a buffered run are buffers; all other rounds are synchronous.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from fedloom.server.engine import (
@@ -50,12 +50,21 @@ def is_last(plan: RoundPlan) -> bool:
     return plan.trained + 1 >= plan.spec.rounds
 
 
-def begin(plan: RoundPlan, *, select: Select, now: float, available: Iterable[str]) -> RoundEngine:
+def begin(
+    plan: RoundPlan,
+    *,
+    select: Select,
+    now: float,
+    available: Iterable[str],
+    connected: Collection[str] = (),
+) -> RoundEngine:
     """Build the engine of a new round; it opens as soon as enough clients are available."""
     config = buffer_settings(plan)
     if config is None:
         named = sorted(plan.messages)
-        return Round(plan.config, select=select, now=now, available=available, named=named)
+        return Round(
+            plan.config, select=select, now=now, available=available, named=named, busy=connected
+        )
     return Buffer(
         config, number=plan.number, select=select, now=now, available=available, last=is_last(plan)
     )

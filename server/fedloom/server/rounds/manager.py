@@ -53,6 +53,7 @@ class Runs:
         active = await context.in_ledger(context.ledger.list_runs, ACTIVE)
         kept = {(row.run, row.number) for row in rounds}
         context.spool.sweep(kept.union(*map(_worked_on, active)))
+        await app_runner.sweep(context, {row.id for row in active})
         await self.apply_budgets()
         for row in active:
             try:
@@ -292,6 +293,11 @@ class Runs:
             IntegrityError: files of that round are missing.
         """
         context, spec = self._context, parse(row.spec)
+        if spec.flower:
+            raise UsageError(
+                "Expected a run whose rounds can be undone, got one of a Flower ServerApp, which "
+                "has used their replies: submit a new run instead."
+            )
         settings = spec.build_privacy()
         if settings is not None and settings.correlated:
             raise UsageError(
@@ -322,8 +328,11 @@ class Runs:
             self._forgetting[driver.id] = asyncio.ensure_future(self._forget(driver))
 
     async def _forget(self, driver: RunDriver) -> None:
-        await driver.settled()
-        await driver.clean()
+        try:
+            await driver.settled()
+            await driver.clean()
+        except Exception:
+            log.exception("run %s: its files are left", driver.id, extra=about(run=driver.id))
         self._drivers.pop(driver.id)
         self._forgetting.pop(driver.id)
         await self.apply_budgets()  # what it had reserved is free

@@ -115,8 +115,9 @@ class RoundDriver:
     def begin(self) -> None:
         """Begin to select from the available clients."""
         self.engine = engines.begin(
-            self.plan, select=self._select, now=self._now(), available=self._idle()
-        )
+            self.plan, select=self._select, now=self._now(), available=self._idle(),
+            connected=self._context.fleet.connected(),
+        )  # fmt: skip
         self._start()
 
     async def restore(self, row: RoundRow | None, *, paused: bool = False) -> None:
@@ -513,6 +514,7 @@ class RoundDriver:
 
     async def _abandon(self, reason: str, *, fault: bool, cause: str) -> Outcome:
         context = self._context
+        await self._sum.abandon()
         if self._stored:
             await context.in_ledger(context.ledger.abandon_round, *self.plan.key, reason, cause)
         self._keep_records()

@@ -171,6 +171,9 @@ class RoundSum:
         ]
         return SpoolUpdates(limits.sums(self._plan.spec, self._plan.manifest), stored)
 
+    async def abandon(self) -> None:
+        """Nothing: the sum of a round without a result is not used."""
+
     def clean(self, files: Iterable[str] | None = None) -> None:
         """Delete the checkpoint and the spool files of a round that is over.
 

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from fedloom.protocol import flower_project
@@ -14,7 +15,7 @@ from fedloom.server.flower.app_process import AppOrder, AppProcess
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning.spec import RunSpec
 from fedloom.server.rounds.context import RoundsContext
-from fedloom.server.rounds.messages.board import MessageBoard
+from fedloom.server.rounds.messages.board import FILES, MessageBoard
 
 log = logging.getLogger(__name__)
 
@@ -150,16 +151,27 @@ class AppRunner:
     async def clean(self) -> None:
         """Delete what the run needed; what the app wrote is kept."""
         await self.stop()
-        context = self._context
-        rows = await context.in_ledger(context.ledger.list_messages, self._run.id)
-        for row in rows:
-            context.models.path(row.digest).unlink(missing_ok=True)
-        await context.in_ledger(context.ledger.forget_messages, self._run.id)
-        await context.in_disk(self._clean_in_thread)
+        await _forget(self._context, self._run.id)
 
-    def _clean_in_thread(self) -> None:
-        for path in self.board.folder.iterdir():
-            if path.is_dir() and path != self.board.files:
-                shutil.rmtree(path)
-            elif path.is_file():
-                path.unlink()
+
+async def sweep(context: RoundsContext, active: Collection[str]) -> None:
+    """Delete what runs needed that ended when the server was killed."""
+    if context.app_runs.is_dir():
+        for folder in sorted(context.app_runs.iterdir()):
+            if folder.name not in active and any(p.name != FILES for p in folder.iterdir()):
+                await _forget(context, folder.name)
+
+
+async def _forget(context: RoundsContext, run: str) -> None:
+    for row in await context.in_ledger(context.ledger.list_messages, run):
+        context.models.path(row.digest).unlink(missing_ok=True)
+    await context.in_ledger(context.ledger.forget_messages, run)
+    await context.in_disk(_clean, context.app_runs / run)
+
+
+def _clean(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and path.name != FILES:
+            shutil.rmtree(path)
+        elif path.is_file():
+            path.unlink()

@@ -10,30 +10,31 @@ error; what the app was told of the clients before a message is told again.
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.task_description import FileRef
 from fedloom.protocol.trust.private_files import private_directory
 from fedloom.server.ledger.rows import MessageRow
 from fedloom.server.planning.privacy_budget import Bar
 from fedloom.server.rounds.context import RoundsContext
+from fedloom.server.rounds.messages.client_history import ClientHistory
 
+FILES = "files"
+"""Folder of what the app writes, which is kept."""
 GATHER_S = 0.02
 """For messages that an app sends one by one at the same time: the wait before a round opens."""
 ABANDONED = "The round of this message was abandoned."
+HELD = "declined: the operator has excluded this client."
 BARRED = "declined: a privacy budget of this client has no room for the run."
 
 
 @dataclass(slots=True)
 class _Message:
     row: MessageRow
-    round: int | None
     error: str | None
     """Empty with a reply; None before the end."""
 
@@ -53,14 +54,13 @@ class MessageBoard:
     ) -> None:
         self._run, self._context, self._wanted = run, context, wanted
         self.folder = folder
-        self.files = folder / "files"
-        self._replies, self._clients_file = folder / "replies", folder / "clients.json"
+        self.files = folder / FILES
+        self._replies = folder / "replies"
         self._messages: dict[str, _Message] = {}
-        self._repeated: set[str] = set()  # sent again since this server began
-        self._latest = 0  # round before whose messages an app that begins anew may not change
-        self._told: list[tuple[int, list[str]]] = []  # lookup from which on, and the clients
-        self._lookups = 0
-        self._known_lookups = 0
+        self._waiting: dict[str, _Message] = {}  # for a round
+        self._rounds: dict[int, dict[str, _Message]] = {}  # by round, then client
+        self._left: set[str] = set()  # that an app which begins anew must send before new ones
+        self._clients = ClientHistory(folder / "clients.jsonl")
         self._changed = asyncio.Event()
 
     async def load(self, open_round: int | None, last_round: int) -> None:
@@ -71,19 +71,23 @@ class MessageBoard:
         rows = await context.in_ledger(context.ledger.list_messages, self._run)
         for row in rows:
             sent = row.round if row.round is not None and row.round <= last_round else None
-            message = _Message(row, sent, row.error)
+            message = _Message(row, row.error)
             if row.error is None and sent is not None and sent != open_round:
                 message.error = ABANDONED
             self._messages[row.id] = message
-        if self._clients_file.exists():
-            self._told = [(at, names) for at, names in json.loads(self._clients_file.read_text())]
+            if sent is not None:
+                self._rounds.setdefault(sent, {})[row.client] = message
+            elif row.error is None:
+                self._waiting[row.id] = message
+        await context.in_disk(self._clients.load, max((row.lookups for row in rows), default=0))
 
     def restart(self) -> None:
-        """The app begins anew."""
-        self._repeated.clear()
-        self._known_lookups = max((m.row.lookups for m in self._messages.values()), default=0)
-        self._latest = max((m.round or 0 for m in self._messages.values()), default=0)
-        self._lookups = 0
+        """The app begins anew.
+
+        Of the latest round's messages it may send any later than new ones: many threads may.
+        """
+        earlier = sorted(self._rounds)[:-1]
+        self._left = {m.row.id for number in earlier for m in self._rounds[number].values()}
 
     @property
     def _bar(self) -> Bar:
@@ -93,15 +97,10 @@ class MessageBoard:
 
     async def clients(self) -> list[str]:
         """The connected clients by name; what an app that begins anew was told before."""
-        at, self._lookups = self._lookups, self._lookups + 1
-        before = [names for first, names in self._told if first <= at]
-        if at < self._known_lookups and before:
-            return before[-1]
-        found = [name for name in self._context.fleet.connected() if name not in self._bar]
-        if not before or found != before[-1]:
-            self._told = [entry for entry in self._told if entry[0] < at] + [(at, found)]
-            text = json.dumps(self._told)
-            await self._context.in_disk(lambda: write_whole(self._clients_file, text, sync=True))
+        connected = self._context.fleet.connected()
+        found, store = self._clients.look([name for name in connected if name not in self._bar])
+        if store is not None:
+            await self._context.in_disk(store)
         return found
 
     async def push(self, messages: Sequence[Mapping[str, Any]]) -> None:
@@ -114,53 +113,55 @@ class MessageBoard:
             UsageError: a message differs from those before the restart, or is too long.
         """
         context, rows = self._context, list[MessageRow]()
+        new = []
         for message in messages:
-            name, client, path = message["id"], message["client"], Path(message["path"])
-            if name in self._messages:
-                self._repeated.add(name)
-                await context.in_disk(path.unlink)
-                continue
-            self._check_repetition(client)
-            digest, size_bytes = await context.in_disk(self._adopt, path)
+            self._left.discard(message["id"])
+            if message["id"] in self._messages:
+                await context.in_disk(Path(message["path"]).unlink)
+            else:
+                new.append(message)
+        if new and self._left:
+            raise UsageError(
+                f"The ServerApp began anew after a restart of the server, and sends "
+                f"{new[0]['client']} another message than before, so it cannot continue. Its "
+                "messages must follow from its config, its clients and their replies alone, not "
+                "from a clock or from random numbers without a seed."
+            )
+        for message in new:
+            digest, size_bytes = await context.in_disk(self._adopt, Path(message["path"]))
             row = MessageRow(
                 run=self._run,
-                id=name,
+                id=message["id"],
                 position=len(self._messages) + len(rows),
-                client=client,
+                client=message["client"],
                 digest=digest,
                 size_bytes=size_bytes,
-                lookups=self._lookups,
+                lookups=self._clients.lookups,
             )
             rows.append(row)
         await context.in_ledger(context.ledger.add_messages, rows)
         for row in rows:  # all at once: a round sends them together
-            self._messages[row.id] = _Message(row, None, None)
-            self._repeated.add(row.id)
-        if barred := {row.id: BARRED for row in rows if row.client in self._bar}:
-            await context.in_ledger(context.ledger.end_messages, self._run, barred)
-            for name, error in barred.items():
-                self.end(name, error)
+            self._messages[row.id] = self._waiting[row.id] = _Message(row, None)
+        await self._end_of_excluded(rows)
         if rows:
             asyncio.get_running_loop().call_later(GATHER_S, self._wanted)
+
+    async def _end_of_excluded(self, rows: Sequence[MessageRow]) -> None:
+        """End messages to clients that may get none."""
+        context = self._context
+        held = {row.id: HELD for row in rows if context.fleet.held(row.client) is not None}
+        barred = {row.id: BARRED for row in rows if row.client in self._bar}
+        if errors := held | barred:
+            for name in errors:
+                self._waiting.pop(name, None)
+            await context.in_ledger(context.ledger.end_messages, self._run, errors)
+            for name, error in errors.items():
+                self.end(name, error)
 
     def _adopt(self, path: Path) -> tuple[str, int]:
         """Digest and size of a file, which moves to the model store."""
         size_bytes = path.stat().st_size
         return self._context.models.take(path), size_bytes
-
-    def _check_repetition(self, client: str) -> None:
-        left = [
-            name
-            for name, message in self._messages.items()
-            if name not in self._repeated and (message.round or self._latest) < self._latest
-        ]
-        if left:
-            raise UsageError(
-                f"The ServerApp began anew after a restart of the server, and sends {client} "
-                "another message than before, so it cannot continue. Its messages must follow from "
-                "its config, its clients and their replies alone, not from a clock or from random "
-                "numbers without a seed."
-            )
 
     async def collect(self, ids: Iterable[str], timeout_s: float | None) -> dict[str, Any]:
         """The replies of those messages that have ended, when all have or the time is over.
@@ -189,28 +190,24 @@ class MessageBoard:
     @property
     def pending(self) -> bool:
         """Whether messages wait for a round."""
-        return any(m.round is None and m.error is None for m in self._messages.values())
+        return bool(self._waiting)
 
     def take(self, number: int) -> dict[str, FileRef]:
         """The messages of a round by client: of a new one, the next of each."""
-        sent = self._of(number)
-        if not sent:
-            for message in self._messages.values():
-                if message.round is None and message.error is None:
-                    sent.setdefault(message.row.client, message)
+        if number not in self._rounds:
+            sent = self._rounds[number] = {}
+            for message in self._waiting.values():
+                sent.setdefault(message.row.client, message)
             for message in sent.values():
-                message.round = number
+                del self._waiting[message.row.id]
         return {
             client: FileRef(digest=message.row.digest, size_bytes=message.row.size_bytes)
-            for client, message in sent.items()
+            for client, message in self._rounds[number].items()
         }
-
-    def _of(self, number: int) -> dict[str, _Message]:
-        return {m.row.client: m for m in self._messages.values() if m.round == number}
 
     def ids(self, number: int) -> dict[str, str]:
         """The messages of a round: ids by client."""
-        return {client: message.row.id for client, message in self._of(number).items()}
+        return {client: message.row.id for client, message in self._rounds[number].items()}
 
     def reply_path(self, name: str) -> Path:
         """The path of the reply to a message."""

@@ -49,13 +49,15 @@ class Replies:
             self._copying.start(self._copy(client, file))
 
     async def _copy(self, client: str, file: str) -> None:
+        context, name = self._context, self._ids[client]
         try:
-            await self._context.in_disk(self._copy_in_thread, client, file)
+            await context.in_disk(self._copy_in_thread, client, file)
+            await context.in_ledger(context.ledger.end_messages, self._plan.run, {name: ""})
         except Exception as error:  # noqa: BLE001 - `finish` raises it
             self._error = error
             self._added.discard(client)
             return
-        self._board.end(self._ids[client])
+        self._board.end(name)
 
     def _copy_in_thread(self, client: str, file: str) -> None:
         spool, path = self._context.spool, self._board.reply_path(self._ids[client])
@@ -99,6 +101,17 @@ class Replies:
             metrics=RoundMetrics(),
             participations=plan.participations,
         )
+
+    async def abandon(self) -> None:
+        """Store the end of messages that were not answered: the round has no result."""
+        await self._copying.settled()
+        context = self._context
+        errors = {
+            name: ABANDONED for client, name in self._ids.items() if client not in self._added
+        }
+        await context.in_ledger(context.ledger.end_messages, self._plan.run, errors)
+        for name, error in errors.items():
+            self._board.end(name, error)
 
     def clean(self, files: Iterable[str] | None = None) -> None:  # noqa: ARG002 - all of them
         """Delete the files of a round that is over; its unanswered messages end."""
