@@ -1,7 +1,9 @@
 """A bridge's mailbox: one message and one reply on disk, through kills and bad replies."""
 
+import json
 import os
 import threading
+import tracemalloc
 from hashlib import sha256
 
 import numpy as np
@@ -112,10 +114,10 @@ def test_a_message_goes_and_its_reply_comes(folder):
 
 def test_a_reply_of_equal_chunks_is_whole(folder):
     """Zeros: the same object occurs twice in the tree, and is sent once."""
-    box = Mailbox(folder)
-    box.post(question(), RUN, 0.0)
-    node = Supernode(box)
     zeros = np.zeros(3_000_000)
+    box = Mailbox(folder)
+    box.post(question((zeros,)), RUN, 0.0)
+    node = Supernode(box)
     node.send(*node.reply(node.receive(), zeros, zeros))
     assert all(not value.any() for value in values_of(box.reply()))
 
@@ -256,6 +258,80 @@ def test_a_reply_that_cannot_be_read_fails_the_task(folder, root):
     node.send(head, ObjectTree(object_id=name), {name: root})
     with pytest.raises(UsageError, match="SuperNode"):
         box.reply()
+
+
+def swollen(objects, times):
+    """Objects of a reply in which each array lists its chunks `times` times, and their tree."""
+    named = {}
+    made = {}
+
+    def add(old):
+        head, _, body = objects[old].partition(b"\0")
+        kind, children, _ = head.decode().split(" ")
+        trees = [add(child) for child in children.split(",") if child]
+        if kind == "Array":
+            described = json.loads(body)
+            described["arraychunk_ids"] *= times
+            body = json.dumps(described).encode()
+        for before, after in named.items():
+            body = body.replace(before.encode(), after.encode())
+        ids = ",".join(tree.object_id for tree in trees)
+        data = f"{kind} {ids} {len(body)}".encode() + b"\0" + body
+        name = named[old] = sha256(data).hexdigest()
+        made[name] = data
+        return ObjectTree(object_id=name, children=trees)
+
+    return add, made
+
+
+@pytest.mark.parametrize(("times", "fits"), [(40, True), (50_000, False)])
+def test_an_array_that_lists_a_chunk_again_and_again_is_bounded(folder, times, fits):
+    """A reply of 200 KB that would take 600 MB of memory; it is gone after its refusal."""
+    box = Mailbox(folder)
+    box.post(question(), RUN, 0.0)
+    node = Supernode(box)
+    head, tree, objects = node.reply(node.receive(), np.zeros(1500))
+    add, made = swollen(objects, times)
+    tree = add(tree.object_id)
+    head.metadata.message_id = tree.object_id
+    assert all(node.send(head, tree, made))
+    box = Mailbox(folder)  # after a restart too
+    box.post(question(), RUN, 0.0)
+    box.suspend()
+    tracemalloc.start()
+    try:
+        if fits:
+            array = box.reply().content["arrays"]["0"]
+            assert len(array.data) == times * (1500 * 8 + 128)
+        else:
+            with pytest.raises(UsageError, match="arrays of at most"):
+                box.reply()
+        assert tracemalloc.get_traced_memory()[1] < 20e6
+    finally:
+        tracemalloc.stop()
+    assert bool(files(folder)) is fits
+
+
+def test_an_array_of_arrays_is_refused(folder):
+    """Each could list the one below again and again."""
+    box = Mailbox(folder)
+    box.post(question(), RUN, 0.0)
+    node = Supernode(box)
+    head, tree, objects = node.reply(node.receive(), np.zeros(15))
+    add, made = swollen(objects, 10)
+    add(tree.object_id)
+    inner = next(name for name, data in made.items() if data.startswith(b"Array "))
+    body = b'{"dtype": "f8", "shape": [1], "stype": "x", "arraychunk_ids": [0, 0]}'
+    outer = f"Array {inner} {len(body)}".encode() + b"\0" + body
+    chunk = made[inner].split(b" ")[1].decode()
+    name = sha256(outer).hexdigest()
+    head.metadata.message_id = name
+    parts = [ObjectTree(object_id=inner, children=[ObjectTree(object_id=chunk)])]
+    tree = ObjectTree(object_id=name, children=parts)
+    assert all(node.send(head, tree, made | {name: outer}))
+    with pytest.raises(UsageError, match=r"\(Array\) do not match"):
+        box.reply()
+    assert not files(folder)
 
 
 def test_objects_are_served_by_digest_only(folder):

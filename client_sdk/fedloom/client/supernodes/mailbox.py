@@ -6,19 +6,22 @@ which is written last and removed first, so that it stands for a whole message. 
 killed continues with them: a training that a SuperNode did meanwhile is not lost.
 
 Invariants: a mailbox holds at most one message and one reply; the objects of a reply take at most
-`REPLY_TIMES` the bytes of the message plus `REPLY_BYTES`; a reply that is whole is never replaced.
+`REPLY_TIMES` the bytes of the message plus `REPLY_BYTES`, and so do its arrays in memory; a reply
+that is whole is never replaced, and one that cannot be used is removed.
 """
 
+import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
-from flwr.app import Message
+from flwr.app import Array, Message
+from flwr.app.message.arraychunk import ArrayChunk
 from flwr.app.message.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesResponse
@@ -27,6 +30,8 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.run_pb2 import Run
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
+    get_object_body,
+    get_object_head_values_from_object_content,
     get_object_tree,
     is_valid_sha256_hash,
     iterate_object_tree,
@@ -112,25 +117,13 @@ class Mailbox:
         """The whole reply.
 
         Raises:
-            UsageError: it was refused, or cannot be read.
+            UsageError: it was refused, or cannot be read; the mailbox is then empty.
         """
-        with self._lock:
-            if self._failure:
-                raise UsageError(f"The SuperNode's reply was refused: {self._failure}")
-            root = self._tree.object_id
-            contents = {n: (self._folder / "in" / n).read_bytes() for n in _names(self._tree)}
-        damaged = [name for name, data in contents.items() if sha256(data).hexdigest() != name]
-        if damaged:
-            raise UsageError(f"The object {damaged[0]} of the SuperNode's reply is damaged.")
         try:
-            found = inflate_object_from_contents(root, contents)
-        except Exception as error:  # any error of the parser
-            raise UsageError(
-                f"The SuperNode's reply cannot be read: {type(error).__name__}: {error}"
-            ) from error
-        if not isinstance(found, Message):
-            raise UsageError(f"Expected a Message from the SuperNode, got {type(found).__name__}.")
-        return found
+            return self._read()
+        except UsageError:
+            self._remove()
+            raise
 
     def suspend(self) -> None:
         """Keep what is here for the next `post`: the task stops, and may come again."""
@@ -142,7 +135,11 @@ class Mailbox:
         with self._lock:
             if self._suspended:
                 self._open = False
-                return
+            else:
+                self._remove()
+
+    def _remove(self) -> None:
+        with self._lock:
             (self._folder / "message").unlink(missing_ok=True)
             shutil.rmtree(self._folder, ignore_errors=True)
             self._held = self._run = None
@@ -212,8 +209,7 @@ class Mailbox:
             if sha256(content).hexdigest() != object_id:
                 raise self._refused("the bytes of an object differ from its digest.")
             if object_id in self._needed:
-                most = REPLY_TIMES * self._sent_bytes + REPLY_BYTES
-                if self._received_bytes + len(content) > most:
+                if self._received_bytes + len(content) > (most := self._most_bytes):
                     raise self._refused(f"expected at most {most} bytes, got more.")
                 write_whole(self._folder / "in" / object_id, content, mode=0o600)
                 self._received_bytes += len(content)
@@ -227,6 +223,30 @@ class Mailbox:
     @property
     def _is_answered(self) -> bool:
         return bool(self._failure) or bool(self._tree.object_id and not self._needed)
+
+    @property
+    def _most_bytes(self) -> int:
+        return REPLY_TIMES * self._sent_bytes + REPLY_BYTES
+
+    def _read(self) -> Message:
+        with self._lock:
+            if self._failure:
+                raise UsageError(f"The SuperNode's reply was refused: {self._failure}")
+            root = self._tree.object_id
+            contents = {n: (self._folder / "in" / n).read_bytes() for n in _names(self._tree)}
+        damaged = [name for name, data in contents.items() if sha256(data).hexdigest() != name]
+        if damaged:
+            raise UsageError(f"The object {damaged[0]} of the SuperNode's reply is damaged.")
+        try:
+            _check_arrays(contents, self._most_bytes)
+            found = inflate_object_from_contents(root, contents)
+        except Exception as error:  # any error of the parser
+            raise UsageError(
+                f"The SuperNode's reply cannot be read: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(found, Message):
+            raise UsageError(f"Expected a Message from the SuperNode, got {type(found).__name__}.")
+        return found
 
     def _expect(self, tree: ObjectTree) -> None:
         """Expect the objects of a reply that are not here; of no reply, if it is empty."""
@@ -286,6 +306,27 @@ class Mailbox:
 def _names(tree: ObjectTree) -> list[str]:
     """The ids of a tree's objects, each once."""
     return list(dict.fromkeys(each.object_id for each in iterate_object_tree(tree)))
+
+
+def _check_arrays(contents: Mapping[str, bytes], most: int) -> None:
+    held = sum(_array_bytes(data, contents) for data in contents.values())
+    if held > most:
+        raise ValueError(f"expected arrays of at most {most} bytes, got {held}.")
+
+
+def _array_bytes(data: bytes, contents: Mapping[str, bytes]) -> int:
+    """Bytes of an object's array when it is read; 0 if it is no array.
+
+    An array lists its chunks by index, and may list one again and again.
+
+    Raises:
+        ValueError: it has other parts than chunks.
+    """
+    kind, children, _ = get_object_head_values_from_object_content(data)
+    if kind != Array.__qualname__:
+        return 0
+    sizes = [len(get_object_body(contents[child], ArrayChunk)) for child in children]
+    return sum(sizes[place] for place in json.loads(get_object_body(data, Array))["arraychunk_ids"])
 
 
 def _identify(message: Message) -> str:
