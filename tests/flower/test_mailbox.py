@@ -204,6 +204,21 @@ def test_a_repeated_push_continues_where_it_was(folder):
     assert box.begin_reply(head, tree)[0] == wanted[1:]
 
 
+def test_a_push_goes_on_after_a_restart(folder):
+    """In its session: flwr drops a reply, and trains again, if an object is not stored."""
+    box = Mailbox(folder)
+    box.post(question(), RUN, 0.0)
+    node = Supernode(box)
+    head, tree, objects = node.reply(node.receive(), np.ones(2))
+    wanted, session = box.begin_reply(head, tree)
+    assert box.put(session, wanted[0], objects[wanted[0]])
+    box = Mailbox(folder)
+    assert all(box.put(session, name, objects[name]) for name in wanted[1:])
+    assert box.put(session, wanted[1], objects[wanted[1]])  # its first answer was lost
+    box.post(question(), RUN, 0.0)
+    np.testing.assert_array_equal(values_of(box.reply())[0], np.ones(2))
+
+
 @pytest.mark.parametrize("bad", ["bytes", "tree", "root", "many"])
 def test_a_malformed_reply_fails_the_task_with_the_reason(folder, bad, monkeypatch):
     """Wrong bytes, paths as names, another root, and a tree without end."""

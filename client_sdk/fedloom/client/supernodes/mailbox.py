@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from secrets import token_hex
 from typing import Final
 
 from flwr.app import Array, Message
@@ -75,7 +74,6 @@ class Mailbox:
         """Whether a task waits for the reply; not yet after a restart."""
         self._suspended = False
         self._failure = ""
-        self._session = ""
         self._tree = ObjectTree()
         self._needed: set[str] = set()
         self._held: PullMessagesResponse | None = None
@@ -176,7 +174,8 @@ class Mailbox:
         """Take the head of a reply.
 
         Returns:
-            The ids of the objects that are needed, and the session in which they are.
+            The ids of the objects that are needed, and the session in which they are: the id of
+            the tree, so that it goes on after a restart.
 
         Raises:
             StaleError: it does not answer the message, or that is answered.
@@ -194,8 +193,7 @@ class Mailbox:
                 private_directory(self._folder / "in")
                 write_whole(self._folder / "reply", tree.SerializeToString(), mode=0o600)
                 self._expect(tree)
-            self._session = token_hex(16)
-            return sorted(self._needed), self._session
+            return sorted(self._needed), tree.object_id
 
     def put(self, session: str, object_id: str, content: bytes) -> bool:
         """Store an object of the reply; False if the session is over.
@@ -203,12 +201,13 @@ class Mailbox:
         Raises:
             MalformedReplyError: the bytes are not that object's, or too many.
         """
+        digest = sha256(content).hexdigest()
         with self._lock:
-            if not session or session != self._session or self._is_answered:
+            if not session or session != self._tree.object_id or self._failure:
                 return False
-            if sha256(content).hexdigest() != object_id:
-                raise self._refused("the bytes of an object differ from its digest.")
             if object_id in self._needed:
+                if digest != object_id:
+                    raise self._refused("the bytes of an object differ from its digest.")
                 if self._received_bytes + len(content) > (most := self._most_bytes):
                     raise self._refused(f"expected at most {most} bytes, got more.")
                 write_whole(self._folder / "in" / object_id, content, mode=0o600)
@@ -251,7 +250,7 @@ class Mailbox:
     def _expect(self, tree: ObjectTree) -> None:
         """Expect the objects of a reply that are not here; of no reply, if it is empty."""
         here = {path.name: path.stat().st_size for path in self._files("in")}
-        self._tree, self._session = tree, ""
+        self._tree = tree
         self._needed = set(_names(tree)) - set(here) if tree.object_id else set()
         self._received_bytes = sum(here.values())
 
