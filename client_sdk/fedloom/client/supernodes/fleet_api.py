@@ -247,7 +247,7 @@ class FleetApi:
             async with asyncio.timeout(HOLD_S):
                 while True:
                     node.posted.clear()
-                    if (message := node.mailbox.pending()) is not None:
+                    if (message := node.mailboxes.pending()) is not None:
                         return message
                     await node.posted.wait()
         except TimeoutError:
@@ -255,7 +255,7 @@ class FleetApi:
 
     async def _run(self, node: Node, call: run_pb2.GetRunRequest) -> run_pb2.GetRunResponse:
         try:
-            return run_pb2.GetRunResponse(run=node.mailbox.run(call.run_id))
+            return run_pb2.GetRunResponse(run=node.mailboxes.run(call.run_id))
         except StaleError:
             raise _stale() from None
 
@@ -270,7 +270,7 @@ class FleetApi:
     async def _pull_object(
         self, node: Node, call: message_pb2.PullObjectRequest
     ) -> message_pb2.PullObjectResponse:
-        content = await asyncio.to_thread(node.mailbox.object, call.object_id)
+        content = await asyncio.to_thread(node.mailboxes.object, call.object_id)
         found = content is not None
         return message_pb2.PullObjectResponse(
             object_found=found, object_available=found, object_content=content or b""
@@ -290,7 +290,7 @@ class FleetApi:
             raise CallError(HTTPStatus.BAD_REQUEST, "Expected one message with its tree.")
         message = call.messages_list[0]
         wanted, session = await self._replied(
-            lambda: node.mailbox.begin_reply(message, call.message_object_trees[0])
+            lambda: node.mailboxes.begin_reply(message, call.message_object_trees[0])
         )
         return fleet_pb2.PushMessagesResponse(
             results={message.metadata.message_id: 0}, objects_to_push=wanted, session_id=session
@@ -301,7 +301,7 @@ class FleetApi:
     ) -> message_pb2.PushObjectResponse:
         node.seen()
         stored = await self._replied(
-            lambda: node.mailbox.put(call.session_id, call.object_id, call.object_content)
+            lambda: node.mailboxes.put(call.session_id, call.object_id, call.object_content)
         )
         return message_pb2.PushObjectResponse(stored=stored)
 

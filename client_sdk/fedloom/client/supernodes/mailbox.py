@@ -72,7 +72,6 @@ class Mailbox:
         self._changed = threading.Condition(self._lock)
         self._open = False
         """Whether a task waits for the reply; not yet after a restart."""
-        self._suspended = False
         self._failure = ""
         self._tree = ObjectTree()
         self._needed: set[str] = set()
@@ -92,7 +91,6 @@ class Mailbox:
             now: Unix time.
         """
         with self._lock:
-            self._suspended = False
             if self._held is not None:
                 before = self._held.messages_list[0].metadata
                 message = build(before.created_at)
@@ -120,23 +118,16 @@ class Mailbox:
         try:
             return self._read()
         except UsageError:
-            self._remove()
+            self.clear()
             raise
 
-    def suspend(self) -> None:
-        """Keep what is here for the next `post`: the task stops, and may come again."""
+    def close(self) -> None:
+        """Offer the message no more, but keep it for the next `post`: the task may come again."""
         with self._lock:
-            self._suspended = True
+            self._open = False
 
     def clear(self) -> None:
-        """Remove the message and its reply, unless they are suspended."""
-        with self._lock:
-            if self._suspended:
-                self._open = False
-            else:
-                self._remove()
-
-    def _remove(self) -> None:
+        """Remove the message and its reply."""
         with self._lock:
             (self._folder / "message").unlink(missing_ok=True)
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -151,16 +142,17 @@ class Mailbox:
         with self._lock:
             return None if not self._open or self._is_answered else self._held
 
-    def run(self, run_id: int) -> Run:
-        """The run of the message.
-
-        Raises:
-            StaleError: it is another run.
-        """
+    def holds(self, message_id: str) -> bool:
+        """Whether it holds this message, answered or not."""
         with self._lock:
-            if self._run is None or self._run.run_id != run_id:
-                raise StaleError
-            return self._run
+            held = self._held
+            return held is not None and held.messages_list[0].metadata.message_id == message_id
+
+    def run(self, run_id: int) -> Run | None:
+        """The run of the message; None if it is another one."""
+        with self._lock:
+            found = self._run
+            return None if found is None or found.run_id != run_id else found
 
     def object(self, object_id: str) -> bytes | None:
         """An object of the message; None if it has no such object."""
@@ -182,12 +174,9 @@ class Mailbox:
             MalformedReplyError: the tree of objects is not valid.
         """
         with self._lock:
-            if self._held is None or self._is_answered:
+            if self._is_answered or not self.holds(message.metadata.reply_to_message_id):
                 raise StaleError
-            asked, given = self._held.messages_list[0].metadata, message.metadata
-            if given.reply_to_message_id != asked.message_id:
-                raise StaleError
-            self._check_tree(tree, given.message_id)
+            self._check_tree(tree, message.metadata.message_id)
             if tree.object_id != self._tree.object_id:
                 shutil.rmtree(self._folder / "in", ignore_errors=True)
                 private_directory(self._folder / "in")
@@ -201,6 +190,8 @@ class Mailbox:
         Raises:
             MalformedReplyError: the bytes are not that object's, or too many.
         """
+        if session != self._tree.object_id:
+            return False
         digest = sha256(content).hexdigest()
         with self._lock:
             if not session or session != self._tree.object_id or self._failure:

@@ -16,7 +16,7 @@ from fedloom.client.agent.agent import Agent
 from fedloom.client.state.store import ClientStore
 from fedloom.client.supernodes.apps import AppBundle, FirstConfigs
 from fedloom.client.supernodes.keys import fingerprint
-from fedloom.client.supernodes.mailbox import Mailbox
+from fedloom.client.supernodes.mailboxes import Mailboxes
 from fedloom.client.supernodes.remote_app import Places, RemoteApp, SupernodeThread
 from fedloom.protocol.errors import Code, FedloomError, Refusal
 from fedloom.protocol.flower_messages import number_of
@@ -61,7 +61,7 @@ class Node:
         key: its public key, PEM.
         client: its name in the federation.
         id: its number.
-        mailbox: of its messages.
+        mailboxes: of its messages.
         posted: set when there is a new message.
         refusal: why the server has revoked its client; empty otherwise.
     """
@@ -74,11 +74,11 @@ class Node:
         self.client = name_of(folder)
         self.id = number_of(f"{self.client} {fingerprint(self.key)}")
         self.posted = asyncio.Event()
-        self.mailbox = Mailbox(folder / MAILBOX, self._notify)
+        self.mailboxes = Mailboxes(folder / MAILBOX, self._notify)
         self.refusal = ""
         self._folder = folder
         self._remote = RemoteApp(
-            app, self.mailbox, FirstConfigs(folder / FIRST), self.id, places,
+            app, self.mailboxes, FirstConfigs(folder / FIRST), self.id, places,
             client_fn=client_fn, evaluates=evaluates,
         )  # fmt: skip
         self._places = places
@@ -115,11 +115,12 @@ class Node:
         while True:
             await self._present.wait()
             log.info("the SuperNode of %s is there", self.client)
+            self.mailboxes.resume()
             agent = asyncio.ensure_future(self._attend())
             try:
                 await self._absent.wait()
             finally:
-                self.mailbox.suspend()  # it may come back with its reply
+                self.mailboxes.suspend()  # it may come back with its reply
                 agent.cancel()
                 await asyncio.wait([agent])
 
@@ -129,7 +130,7 @@ class Node:
             try:
                 config = settings.load(self._folder / CONFIG, {})
                 config = replace(config, labels=config.labels | {KIND: SUPERNODE})
-                runner = partial(SupernodeThread, self._places)
+                runner = partial(SupernodeThread, self._places, self.mailboxes)
                 await Agent(self._remote, config, runner=runner).run()
             except FedloomError as error:
                 log.warning("the client %s ended: %s", self.client, error)

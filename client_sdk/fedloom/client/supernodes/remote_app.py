@@ -18,6 +18,7 @@ from fedloom.client.flower.adapter import Instruction, MessageClient
 from fedloom.client.state.store import ClientStore
 from fedloom.client.supernodes.apps import AppBundle, FirstConfigs
 from fedloom.client.supernodes.mailbox import Mailbox
+from fedloom.client.supernodes.mailboxes import Mailboxes
 from fedloom.protocol.errors import UsageError
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ class RemoteApp(MessageClient):
 
     Args:
         app: that it runs.
-        mailbox: through which it is reached.
+        mailboxes: through which it is reached; what is in them stays until `ended`.
         first: the configs with which its runs began.
         node_id: its number.
         places: of the bridge.
@@ -69,7 +70,7 @@ class RemoteApp(MessageClient):
     def __init__(
         self,
         app: AppBundle,
-        mailbox: Mailbox,
+        mailboxes: Mailboxes,
         first: FirstConfigs,
         node_id: int,
         places: Places,
@@ -78,7 +79,7 @@ class RemoteApp(MessageClient):
         evaluates: bool,
     ) -> None:
         super().__init__(app.defaults, is_legacy=client_fn)
-        self._app, self._mailbox, self._first = app, mailbox, first
+        self._app, self._mailboxes, self._first = app, mailboxes, first
         self._node_id, self._places = node_id, places
         self._evaluates = evaluates
 
@@ -91,7 +92,7 @@ class RemoteApp(MessageClient):
         return self._evaluates
 
     def _answer(self, instruction: Instruction) -> Message:
-        task, mailbox = instruction.task, self._mailbox
+        task, mailbox = instruction.task, self._mailboxes.of(instruction.message_type)
         known = self._app.known(instruction.config)
         self._first.check(self._app.run_id(task.run), known)
         run = self._app.run(task.run, known)
@@ -99,13 +100,10 @@ class RemoteApp(MessageClient):
         def build(created_at: float) -> Message:
             return instruction.message(run.run_id, self._node_id, created_at)
 
-        try:
-            mailbox.post(build, run, time.time())
-            instruction.content.clear()  # it is on disk
-            self._places.without(lambda: _wait(mailbox, task))
-            return mailbox.reply()
-        finally:
-            mailbox.clear()
+        mailbox.post(build, run, time.time())
+        instruction.content.clear()  # it is on disk
+        self._places.without(lambda: _wait(mailbox, task))
+        return mailbox.reply()
 
 
 def _wait(mailbox: Mailbox, task: Task) -> None:
@@ -119,17 +117,33 @@ class SupernodeThread(TrainingThread):
 
     Args:
         places: of the bridge.
+        mailboxes: the SuperNode's.
         client: the SuperNode's.
         store: of models and updates.
         budgets: of the client.
     """
 
     def __init__(
-        self, places: Places, client: Client, store: ClientStore, budgets: Budgets
+        self,
+        places: Places,
+        mailboxes: Mailboxes,
+        client: Client,
+        store: ClientStore,
+        budgets: Budgets,
     ) -> None:
         super().__init__(client, store, budgets)
-        self._places = places
+        self._places, self._mailboxes = places, mailboxes
 
     async def run(self, call: Callable[[], T], task: Task) -> T:
-        """As the base, within the bridge's bound of memory."""
-        return await super().run(self._places.around(call), task)
+        """As the base, within the bridge's bound of memory; then the mailboxes are cleared.
+
+        A reply stays until the update is in the outbox: after a SIGKILL before, it is read again.
+        """
+
+        def whole() -> T:
+            try:
+                return call()
+            finally:
+                self._mailboxes.ended()
+
+        return await super().run(self._places.around(whole), task)
