@@ -47,6 +47,12 @@ def name_of(folder: Path) -> str:
     return identity.peer_from_pem(pem).client
 
 
+def allowed(heartbeat_s: float) -> float:
+    """The time between heartbeats that is nearest to the one asked for; the shortest for NaN."""
+    low, high = HEARTBEAT_S
+    return min(heartbeat_s, high) if heartbeat_s > low else low
+
+
 class Node:
     """One SuperNode and its client.
 
@@ -91,8 +97,7 @@ class Node:
 
     def seen(self, heartbeat_s: float = DEFAULT_HEARTBEAT_S) -> None:
         """It called; it is there for two heartbeats more at least."""
-        low, high = HEARTBEAT_S
-        until = self._loop.time() + MISSED * min(max(heartbeat_s, low), high)
+        until = self._loop.time() + MISSED * allowed(heartbeat_s)
         if self._expiry is not None:
             until = max(until, self._expiry.when())
             self._expiry.cancel()
