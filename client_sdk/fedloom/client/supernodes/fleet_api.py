@@ -11,7 +11,7 @@ error concerns the SuperNode that caused it and no other.
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -22,6 +22,7 @@ from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.error.catalog import API_ERROR_MAP
 from google.protobuf.message import DecodeError, Message
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -36,19 +37,31 @@ log = logging.getLogger(__name__)
 PREFIX: Final = "/v1/fleet"
 MEDIA_TYPE: Final = "application/x-protobuf"
 
-MAX_CALL_BYTES: Final = 8 << 20
-"""Longest call but for objects: the tree of a reply's objects has 70 bytes for each."""
-MAX_OBJECT_BYTES: Final = 16 << 20
-"""Longest call with an object: flwr cuts arrays into objects of 5 MiB."""
+MAX_CALL_BYTES: Final = 64 << 10
+"""Longest call but for replies."""
+MAX_REPLY_BYTES: Final = {
+    fleet_pb2.PushMessagesRequest: 8 << 20,  # the tree of its objects has 70 bytes for each
+    message_pb2.PushObjectRequest: 16 << 20,  # flwr cuts arrays into objects of 5 MiB
+}
+"""Longest calls with parts of a reply."""
 BODIES: Final = 32
-"""Bodies in memory at once."""
-BODY_S: Final = 60.0
-"""Time for a body to arrive."""
+"""Parts of replies in memory at once."""
+BODIES_OF_NODE: Final = 4
+"""Parts of one SuperNode's replies in memory at once."""
+STEP_BYTES: Final = 32 << 10
+STEP_S: Final = 30.0
+"""Time in which `STEP_BYTES` more of a body must arrive, or its end: 9 kbit/s."""
 CALLS: Final = 8
 """Calls of one SuperNode at once: it makes four."""
 HOLD_S: Final = 10.0
 """Time that a question for messages is held open without one; a SuperNode waits for 30 s."""
 WARN_EVERY_S: Final = 10.0
+
+_CLOSING: Final = {
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+}
 
 T = TypeVar("T", bound=Message)
 
@@ -72,11 +85,21 @@ class CallError(Exception):
         """An error that flwr has a code for."""
         return cls(HTTPStatus(API_ERROR_MAP[code].http_status_code), detail, int(code))
 
-    def response(self) -> Response:
-        """The answer; the connection of an unauthenticated peer is closed."""
-        closing = {"connection": "close"} if self.status is HTTPStatus.UNAUTHORIZED else None
+    def response(self, *, closes: bool = False) -> Response:
+        """The answer; it closes the connection if it must, or if the peer or its body may not stay.
+
+        Args:
+            closes: whether it must.
+        """
+        closes = closes or self.status in _CLOSING
         content = {"code": self.code, "detail": self.detail}
-        return JSONResponse(content, self.status, closing)
+        return JSONResponse(content, self.status, {"connection": "close"} if closes else None)
+
+
+async def _unknown(_: Request, error: Exception) -> Response:
+    """The answer to a path or a method that is none, of a peer that may be anybody."""
+    assert isinstance(error, HTTPException)
+    return CallError(HTTPStatus(error.status_code), error.detail).response(closes=True)
 
 
 def _stale() -> CallError:
@@ -96,6 +119,9 @@ class FleetApi:
     def __init__(self, enrolled: Callable[[bytes], Node | None], app: AppBundle) -> None:
         self._enrolled, self._bundle = enrolled, app
         self._bodies = asyncio.Semaphore(BODIES)
+        self._bodies_of: defaultdict[int, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(BODIES_OF_NODE)
+        )
         self._calls: Counter[int] = Counter()
         self._warned_at = -WARN_EVERY_S
         f, m = fleet_pb2, message_pb2
@@ -117,8 +143,10 @@ class FleetApi:
                 self._route(
                     "confirm-message-received", m.ConfirmMessageReceivedRequest, self._confirm
                 ),
-            ]
+            ],
+            exception_handlers={HTTPException: _unknown},
         )
+        self.app.router.redirect_slashes = False
 
     # ---- around every call -------------------------------------------------------------------
 
@@ -126,16 +154,17 @@ class FleetApi:
         self, name: str, kind: type[T], serve: Callable[[Node, T], Awaitable[Message]]
     ) -> Route:
         async def endpoint(request: Request) -> Response:
+            node = None
             try:
                 node = self._authenticated(request, activates=name == "activate-node")
                 with _counted(self._calls, node.id):
-                    call = await self._parsed(request, kind)
+                    call = await self._parsed(node, request, kind)
                     self._check_node(node, call)
                     answer = await serve(node, call)
             except CallError as error:
                 if not _is_routine(error):
                     self._warn(request, name, error)
-                return error.response()
+                return error.response(closes=node is None)
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)
             return Response(answer.SerializeToString(), media_type=MEDIA_TYPE)
@@ -165,28 +194,19 @@ class FleetApi:
             raise CallError(HTTPStatus.UNAUTHORIZED, f"The server refuses it: {node.refusal}")
         return node
 
-    async def _parsed(self, request: Request, kind: type[T]) -> T:
-        most = MAX_OBJECT_BYTES if kind is message_pb2.PushObjectRequest else MAX_CALL_BYTES
-        async with self._bodies:
-            body = bytearray()
-            try:
-                async with asyncio.timeout(BODY_S):
-                    async for chunk in request.stream():
-                        body += chunk
-                        if len(body) > most:
-                            raise CallError(
-                                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                                f"Expected at most {most} bytes, got more.",
-                            )
-                return kind.FromString(bytes(body))
-            except TimeoutError:
-                raise CallError(
-                    HTTPStatus.REQUEST_TIMEOUT, f"Expected the body within {BODY_S:.0f} s."
-                ) from None
-            except DecodeError:
-                raise CallError(
-                    HTTPStatus.BAD_REQUEST, f"Expected a {kind.DESCRIPTOR.name}, got other bytes."
-                ) from None
+    async def _parsed(self, node: Node, request: Request, kind: type[T]) -> T:
+        most = MAX_REPLY_BYTES.get(kind)
+        if most is None:
+            body = await _body(request, MAX_CALL_BYTES)
+        else:
+            async with self._bodies_of[node.id], self._bodies:
+                body = await _body(request, most)
+        try:
+            return kind.FromString(body)
+        except DecodeError:
+            raise CallError(
+                HTTPStatus.BAD_REQUEST, f"Expected a {kind.DESCRIPTOR.name}, got other bytes."
+            ) from None
 
     def _check_node(self, node: Node, call: Any) -> None:
         """Check that a call names the SuperNode whose key signed it."""
@@ -247,7 +267,8 @@ class FleetApi:
             async with asyncio.timeout(HOLD_S):
                 while True:
                     node.posted.clear()
-                    if (message := node.mailboxes.pending()) is not None:
+                    message = await asyncio.to_thread(node.mailboxes.pending)
+                    if message is not None:
                         return message
                     await node.posted.wait()
         except TimeoutError:
@@ -255,9 +276,10 @@ class FleetApi:
 
     async def _run(self, node: Node, call: run_pb2.GetRunRequest) -> run_pb2.GetRunResponse:
         try:
-            return run_pb2.GetRunResponse(run=node.mailboxes.run(call.run_id))
+            found = await asyncio.to_thread(node.mailboxes.run, call.run_id)
         except StaleError:
             raise _stale() from None
+        return run_pb2.GetRunResponse(run=found)
 
     async def _fab(self, _: Node, call: fab_pb2.GetFabRequest) -> fab_pb2.GetFabResponse:
         if call.hash_str != self._bundle.digest:
@@ -316,6 +338,31 @@ class FleetApi:
             raise CallError(
                 HTTPStatus.SERVICE_UNAVAILABLE, f"The bridge cannot store it: {error.strerror}."
             ) from error
+
+
+async def _body(request: Request, most: int) -> bytes:
+    """The body of a call; a slow one may take its time, a stalled one may not."""
+    body = bytearray()
+    now = asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(STEP_S) as limit:
+            due = STEP_BYTES
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    raise CallError(
+                        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                        f"Expected at most {most} bytes, got more.",
+                    )
+                if len(body) >= due:
+                    due = len(body) + STEP_BYTES
+                    limit.reschedule(now() + STEP_S)
+    except TimeoutError:
+        raise CallError(
+            HTTPStatus.REQUEST_TIMEOUT,
+            f"Expected {STEP_BYTES} bytes more, or the end, within {STEP_S:.0f} s.",
+        ) from None
+    return bytes(body)
 
 
 def _is_routine(error: CallError) -> bool:

@@ -90,18 +90,19 @@ class Mailbox:
             run: that it belongs to.
             now: Unix time.
         """
+        if (held := self._held) is not None:  # changed by this side only
+            before = held.messages_list[0].metadata
+            if _identify(build(before.created_at)) == before.message_id:
+                self._offer()
+                return
+        self.clear()
+        self._store(build(now), run)
+        self._offer()
+
+    def _offer(self) -> None:
         with self._lock:
-            if self._held is not None:
-                before = self._held.messages_list[0].metadata
-                message = build(before.created_at)
-                if _identify(message) == before.message_id:
-                    self._open = True
-                    self._changed.notify_all()
-                    self._posted()
-                    return
-            self.clear()
-            self._store(build(now), run)
             self._open = True
+            self._changed.notify_all()
         self._posted()
 
     def wait(self, timeout_s: float) -> bool:
@@ -273,7 +274,8 @@ class Mailbox:
         held = PullMessagesResponse(messages_list=[head], message_object_trees=[tree])
         write_whole(self._folder / "run", run.SerializeToString(), mode=0o600)
         write_whole(self._folder / "message", held.SerializeToString(), mode=0o600)
-        self._held, self._run = held, run
+        with self._lock:
+            self._held, self._run = held, run
 
     def _load(self) -> None:
         """Read what a bridge that was killed left."""
