@@ -5,12 +5,15 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: make flower")
 
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.app import ConfigRecord as Config
+from flwr.clientapp import ClientApp
 
 from fedloom.client.flower import flower_client, initial, records
 from fedloom.client.flower.contexts import KEEP_STEPS, Contexts
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.task_kind import Kind
+from support import tasks
 
 MODEL = {"w": np.zeros((2, 3)), "b": np.zeros(3)}
 
@@ -53,6 +56,27 @@ def test_metrics_are_separated_from_the_number_of_examples():
     told = MetricRecord({"num-examples": 5, "loss": 0.5, "per": [1, 2]})
     assert records.metrics_of({"metrics": told}) == (5, {"loss": 0.5, "per.0": 1.0, "per.1": 2.0})
     assert records.metrics_of({"metrics": MetricRecord({"loss": 1.0})}) == (None, {"loss": 1.0})
+
+
+@pytest.mark.parametrize("kind", [Kind.TRAIN, Kind.EVALUATE])
+def test_an_app_gets_the_number_of_the_training_round(tmp_path, kind):
+    """As in Flower's loop, where the evaluation after a training has the same number."""
+    app, seen = ClientApp(), []
+
+    def answer(message, context):
+        del context
+        seen.append(message.content["config"]["server-round"])
+        told = MetricRecord({"num-examples": 3, "loss": 0.5})
+        return Message(
+            RecordDict({"arrays": message.content["arrays"], "metrics": told}), reply_to=message
+        )
+
+    app.train()(answer)
+    app.evaluate()(answer)
+    client = flower_client(app, state_dir=tmp_path)
+    for task in (tasks.task(kind=kind, round_=5, training_round=3), tasks.task(round_=7)):
+        (client.train if kind is Kind.TRAIN else client.evaluate)(dict(MODEL), task)
+    assert seen == [3, 7]  # an older server gives no number
 
 
 def test_a_repeated_task_gets_the_same_context(tmp_path):

@@ -95,6 +95,7 @@ tasks = st.builds(
         seeded=st.booleans(),
     ),
     run_name=st.text(),
+    training_round=counts,
 )
 
 

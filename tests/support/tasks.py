@@ -5,7 +5,10 @@ from fedloom.client.training.client_rule import RuleContext
 from fedloom.strategies import Personal, Plain, RoundSettings
 
 
-def task(*, rule=None, seed=1, round_=1, kind=Kind.TRAIN, config=None, personal=None, **settings):
+def task(
+    *, rule=None, seed=1, round_=1, training_round=0, kind=Kind.TRAIN, config=None, personal=None,
+    **settings,
+):  # fmt: skip
     """A task with these settings of the training."""
     if "steps" not in settings:
         settings = {"epochs": 1, **settings}
@@ -13,6 +16,7 @@ def task(*, rule=None, seed=1, round_=1, kind=Kind.TRAIN, config=None, personal=
     return Task(
         run="r",
         round=round_,
+        training_round=training_round,
         client="a",
         kind=kind,
         settings=RoundSettings(**{**defaults, **settings}),

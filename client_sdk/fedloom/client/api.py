@@ -48,7 +48,10 @@ class Task:
 
     Attributes:
         run: id of the run.
-        round: number of the round in it, from 1.
+        round: number of the round in it, from 1; evaluation and abandoned rounds count, too.
+        training_round: number of the training round, from 1, for schedules over a run; an
+            evaluation has that of the last committed training. 0, as from an older server, becomes
+            `round`.
         kind: training or evaluation.
         client: this client's name.
         settings: epochs or steps, batch size (0: all in one batch), learning rate, and which part
@@ -72,11 +75,16 @@ class Task:
     deadline_s: float
     weighting: Weighting
     client: str = ""
+    training_round: int = 0
     local: RuleContext = field(default_factory=RuleContext, repr=False, compare=False)
     checkpoints: Checkpoints = field(default_factory=Checkpoints, repr=False, compare=False)
     _limit: _Limit = field(default_factory=_Limit, repr=False, compare=False)
     _stopping: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
     _reporter: Reporter = field(default_factory=Reporter, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.training_round:
+            object.__setattr__(self, "training_round", self.round)
 
     def config_as(self, kind: type[T]) -> T:
         """The run's `[config]` as a dataclass of your own.

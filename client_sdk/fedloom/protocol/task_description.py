@@ -110,6 +110,8 @@ class TaskDescription:
         privacy: differential privacy; None: none.
         run_name: given by its author.
         adapters: what is averaged of low-rank adapters.
+        training_round: number of the training round, from 1, without evaluation and abandoned
+            rounds; of an evaluation round, that of the last committed training; 0: not known.
     """
 
     run: str
@@ -132,6 +134,7 @@ class TaskDescription:
     privacy: DevicePrivacy | None = None
     run_name: str = ""
     adapters: Adapters = field(default_factory=Adapters)
+    training_round: int = 0
 
     @property
     def train(self) -> bool:

@@ -77,6 +77,7 @@ def to_message(task: TaskDescription) -> fleet_pb2.Task:
         ),
         run_name=task.run_name,
         adapters=_adapters_message(task.adapters),
+        training_round=task.training_round,
     )
 
 
@@ -201,6 +202,7 @@ def from_message(message: fleet_pb2.Task) -> TaskDescription:
             privacy=_privacy(message),
             run_name=message.run_name,
             adapters=_adapters(message.adapters),
+            training_round=message.training_round,
         )
     except (KeyError, ValueError, TypeError) as error:
         raise UsageError(f"Expected a task that this version knows, got: {error}.") from error

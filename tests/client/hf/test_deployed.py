@@ -8,9 +8,13 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs transformers and peft: make hf")
 
+from transformers import Trainer
+
 from fedloom.cli.common.load_code import load_client
 from fedloom.client.agent.training_process import Program
+from fedloom.client.hf import HFClient
 from support.agents import played, result, submit
+from support.tiny_gpt import RATE, adapted, arguments, examples
 
 SCRIPT = Path(__file__).parents[2] / "support" / "train_adapters.py"
 
@@ -45,3 +49,42 @@ def test_a_script_trains_on_two_devices(tmp_path, monkeypatch):
                 assert member.bytes_up < 2 * sum(array.nbytes for array in start.values())
 
     played(tmp_path, scenario)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_schedule_follows_the_trainings_of_a_run_that_evaluates_between_them(tmp_path):
+    """Rounds 1, 3 and 5 train: linear over 3 rounds of 2 steps, as one training of 6 has it."""
+    seen, told = [], []
+
+    class Recording(Trainer):
+        def training_step(self, *args, **kwargs):
+            seen.append(self.optimizer.param_groups[0]["lr"])
+            return super().training_step(*args, **kwargs)
+
+    class Telling(HFClient):
+        def train(self, params, task):
+            told.append((task.round, task.training_round))
+            return super().train(params, task)
+
+        def evaluate(self, params, task):
+            told.append((task.round, task.training_round))
+            return super().evaluate(params, task)
+
+    args = arguments(tmp_path, lr_scheduler_type="linear")
+    held_out = examples(2, 2)
+    client = Telling(adapted(), args, examples(4, 1), held_out, trainer_class=Recording, rounds=3)
+
+    async def scenario(federation, agents):
+        await agents.start("one", client)
+        run = await submit(
+            federation, client.initial(), rounds=3, evaluate="after",
+            train={"steps": 2, "batch_size": 4, "learning_rate": RATE},
+            cohort={"goal": 1, "quorum": 1},
+        )  # fmt: skip
+        await federation.ended(run)
+        assert federation.ledger.run(run).state == "finished"
+
+    played(tmp_path, scenario)
+    np.testing.assert_allclose(seen, [RATE * left / 6 for left in (6, 5, 4, 3, 2, 1)])
+    assert told == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (6, 3)]

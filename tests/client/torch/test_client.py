@@ -13,8 +13,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fedloom.client import Kind, Task, Weighting
 from fedloom.client.torch import TorchClient, parameters
+from fedloom.client.torch.group import RankTask
+from fedloom.client.torch.site import orders
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import FedProx, Plain, RoundSettings
+from support import tasks
 
 
 def _task(*, rule=None, seed=1, round_=1, run="r", kind=Kind.TRAIN, **settings):
@@ -471,3 +474,9 @@ def test_a_loss_that_is_not_one_number_is_refused():
     client = TorchClient(_model(), _data(), nn.CrossEntropyLoss(reduction="none"))
     with pytest.raises(UsageError, match="reduction='mean'"):
         client.train(_params(client.model), _task())
+
+
+def test_the_other_ranks_of_a_site_get_the_whole_task():
+    """All of it that has a value of its own."""
+    asked = tasks.task(round_=5, training_round=3, steps=2, config={"depth": 3})
+    assert orders.decode(orders.encode(RankTask(Kind.TRAIN, asked))).job.task == asked

@@ -2,14 +2,18 @@
 
 import pytest
 
+from fedloom.client.agent.task_run import task_from_message
+from fedloom.protocol.task_message import to_message
 from fedloom.server.engine import RoundKind
 from fedloom.server.planning.spec import parse
 from fedloom.server.planning.task import describe
 from support.run_rounds import PRIVATE
 
+TRAIN = {"epochs": 1, "learning_rate": 0.1}
+
 
 def asked(kind=RoundKind.TRAIN, trained=0, clip=0.0, **values):
-    settings = {"train": {"epochs": 1, "learning_rate": 0.1}, "cohort": {"goal": 2}, **values}
+    settings = {"train": TRAIN, "cohort": {"goal": 2}, **values}
     spec = parse({"rounds": 4, **settings})
     return describe(spec, run="run-1", number=7, trained=trained, kind=kind, clip=clip)
 
@@ -26,6 +30,24 @@ def test_the_learning_rate_follows_the_rounds_that_were_committed():
     """An abandoned round takes no step of the clients' schedule."""
     train = {"epochs": 1, "learning_rate": 1.0, "warmup_rounds": 1}
     assert [asked(trained=n, train=train).settings.learning_rate for n in (0, 1, 2)] == [0.5, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "trained", "number"),
+    [(RoundKind.TRAIN, 0, 1), (RoundKind.TRAIN, 3, 4), (RoundKind.EVALUATE, 3, 3)],
+)
+def test_training_rounds_are_counted_without_the_others(kind, trained, number):
+    """An evaluation after a training has the training's number."""
+    assert asked(kind, trained=trained).training_round == number
+
+
+def test_a_run_that_only_evaluates_has_no_training_round():
+    """Its devices take the number of the round."""
+    spec = parse({"rounds": 4, "evaluate_only": True, "train": TRAIN, "cohort": {"goal": 2}})
+    for trained in (0, 3):
+        kind = RoundKind.EVALUATE
+        task = describe(spec, run="r", number=trained + 1, trained=trained, kind=kind, clip=0.0)
+        assert task_from_message(to_message(task)).training_round == trained + 1
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,26 @@ def test_clients_evaluate_after_each_training():
     assert not any(record.evaluation for record in after.records if record.kind == "train")
 
 
+class Counting(Nudge):
+    """Reports the numbers of its rounds."""
+
+    def train(self, params, task):
+        params, num_examples, _ = super().train(params, task)
+        return params, num_examples, {"round": task.round, "training": task.training_round}
+
+    def evaluate(self, params, task):
+        return 2, {"round": task.round, "training": task.training_round}
+
+
+def test_tasks_have_the_number_of_the_training_round():
+    """Evaluation rounds between them do not count."""
+    result = quietly(experiment(client=Counting, rounds=3, evaluate="after"))
+    told = [record.training or record.evaluation for record in result.records]
+    assert [(each["round"], each["training"]) for each in told] == [
+        (1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (6, 3)
+    ]  # fmt: skip
+
+
 def test_stops_at_the_goal():
     """A [stop] on test metrics ends the run; a resumed run has nothing to do."""
     result = quietly(experiment(rounds=50, stop={"accuracy": 0.6}))

@@ -67,6 +67,7 @@ def task_from_message(message: fleet_pb2.Task, client: str = "") -> Task:
     return Task(
         run=asked.run,
         round=asked.round,
+        training_round=asked.training_round,
         client=client,
         kind=asked.kind,
         settings=asked.settings,

@@ -134,7 +134,7 @@ class MessageClient(Client):
         message_type = _message_type(kind, config)
         for setting, *_ in MESSAGE_TYPES.values():
             config.pop(setting, None)
-        content = self._content(params, {**config, "server-round": task.round}, kind)
+        content = self._content(params, {**config, "server-round": task.training_round}, kind)
         return _checked(self._answer(Instruction(task, message_type, config, content))).content
 
     def _content(self, params: Params, values: dict[str, Any], kind: Kind) -> RecordDict:

@@ -196,7 +196,8 @@ class TrainerClient(Client):
             if rounds is None:
                 rates: list[Callable[[int], float]] = [_constant] * len(stepped.param_groups)
             else:
-                total, done = rounds * num_training_steps, (task.round - 1) * num_training_steps
+                total = rounds * num_training_steps
+                done = (task.training_round - 1) * num_training_steps
                 whole = get_scheduler(
                     args.lr_scheduler_type, stepped, args.get_warmup_steps(total), total,
                     args.lr_scheduler_kwargs,

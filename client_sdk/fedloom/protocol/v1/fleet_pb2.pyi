@@ -172,7 +172,7 @@ class Withdraw(_message.Message):
     def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("key", "kind", "model", "train", "rule", "evaluate", "weighting", "limits", "config", "deadline_s", "seed", "received", "memory_round", "compression", "differences", "personal", "privacy", "run_name", "adapters")
+    __slots__ = ("key", "kind", "model", "train", "rule", "evaluate", "weighting", "limits", "config", "deadline_s", "seed", "received", "memory_round", "compression", "differences", "personal", "privacy", "run_name", "adapters", "training_round")
     class ConfigEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +199,7 @@ class Task(_message.Message):
     PRIVACY_FIELD_NUMBER: _ClassVar[int]
     RUN_NAME_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_ROUND_FIELD_NUMBER: _ClassVar[int]
     key: TaskKey
     kind: TaskKind
     model: ModelRef
@@ -218,7 +219,8 @@ class Task(_message.Message):
     privacy: Privacy
     run_name: str
     adapters: Adapters
-    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ..., train: _Optional[_Union[TrainSettings, _Mapping]] = ..., rule: _Optional[_Union[ClientRule, _Mapping]] = ..., evaluate: _Optional[bool] = ..., weighting: _Optional[_Union[Weighting, str]] = ..., limits: _Optional[_Union[UpdateLimits, _Mapping]] = ..., config: _Optional[_Mapping[str, Scalar]] = ..., deadline_s: _Optional[float] = ..., seed: _Optional[int] = ..., received: _Optional[_Union[ModelRef, _Mapping]] = ..., memory_round: _Optional[int] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., personal: _Optional[_Union[Personal, _Mapping]] = ..., privacy: _Optional[_Union[Privacy, _Mapping]] = ..., run_name: _Optional[str] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ...) -> None: ...
+    training_round: int
+    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ..., train: _Optional[_Union[TrainSettings, _Mapping]] = ..., rule: _Optional[_Union[ClientRule, _Mapping]] = ..., evaluate: _Optional[bool] = ..., weighting: _Optional[_Union[Weighting, str]] = ..., limits: _Optional[_Union[UpdateLimits, _Mapping]] = ..., config: _Optional[_Mapping[str, Scalar]] = ..., deadline_s: _Optional[float] = ..., seed: _Optional[int] = ..., received: _Optional[_Union[ModelRef, _Mapping]] = ..., memory_round: _Optional[int] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., personal: _Optional[_Union[Personal, _Mapping]] = ..., privacy: _Optional[_Union[Privacy, _Mapping]] = ..., run_name: _Optional[str] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., training_round: _Optional[int] = ...) -> None: ...
 
 class Adapters(_message.Message):
     __slots__ = ("aggregate", "scale", "rest")

@@ -24,6 +24,7 @@ def describe(
         scheme=spec.build_compression(),
         personal=spec.build_personal(),
         adapters=spec.build_adapters(),
+        training_round=0 if spec.evaluate_only else trained + train,
         config=spec.config,
         privacy=_privacy(spec, clip) if train else None,
         run_name=spec.name,

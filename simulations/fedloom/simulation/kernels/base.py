@@ -35,6 +35,7 @@ class RoundTask:
     Attributes:
         run: id of the run.
         round: number of the round in it, from 1.
+        training_round: number of the training round, as in `Task`.
         settings: epochs or steps, batch size (0: all in one batch) and learning rate.
         rule: the client rule; changes local gradients.
         config: settings for the client's own code.
@@ -57,6 +58,7 @@ class RoundTask:
     round: int
     settings: RoundSettings
     rule: ClientRule
+    training_round: int = 0
     config: Mapping[str, Scalar] = field(default_factory=dict)
     weighting: Weighting = Weighting.EXAMPLES
     evaluate: bool = False
@@ -111,6 +113,7 @@ def asked_of(task: RoundTask, job: ClientJob, client: str, local: RuleContext) -
     return Task(
         run=task.run,
         round=task.round,
+        training_round=task.training_round,
         client=client,
         kind=Kind.TRAIN if task.train else Kind.EVALUATE,
         settings=task.settings,

@@ -212,6 +212,7 @@ class Trainer:
         return RoundTask(
             run=asked.run,
             round=asked.round,
+            training_round=asked.training_round,
             settings=asked.settings,
             rule=asked.rule,
             config=asked.config,

@@ -195,6 +195,7 @@ class KernelClient(Client):
         asked = RoundTask(
             run=task.run,
             round=task.round,
+            training_round=task.training_round,
             settings=task.settings,
             rule=task.rule,
             config=task.config,

@@ -43,6 +43,7 @@ def encode(job: RankTask) -> str:
             "task": {
                 "run": task.run,
                 "round": task.round,
+                "training_round": task.training_round,
                 "kind": task.kind,
                 "client": task.client,
                 "config": dict(task.config),
