@@ -1,5 +1,6 @@
 """`fedloom client service-file`: files that the parsers of their formats read back."""
 
+import getpass
 import plistlib
 import shlex
 import sys
@@ -23,9 +24,17 @@ def device(tmp_path):
     return folder
 
 
-def written(device, system):
+def written(device, system, *options):
     out = device / "out"
-    words = ["client", "service-file", system, f"{device}/mine.py:client", "--out", str(out)]
+    words = [
+        "client",
+        "service-file",
+        system,
+        f"{device}/mine.py:client",
+        "--out",
+        str(out),
+        *options,
+    ]
     done = CliRunner().invoke(main, [*words, "--config", str(device / "client.toml")])
     assert done.exit_code == 0, done.output
     return out.read_bytes(), done.output
@@ -45,7 +54,16 @@ def test_a_job_of_launchd(device):
     assert (job["RunAtLoad"], job["KeepAlive"]) == (True, {"SuccessfulExit": False})
     assert job["ExitTimeOut"] == 35
     assert job["Umask"] == 0o077
+    assert job["UserName"] == getpass.getuser()
     assert "launchctl bootstrap system" in said
+
+
+def test_a_job_of_launchd_runs_as_a_user(device):
+    """Never as root by omission; a task has its own account."""
+    raw, _ = written(device, "launchd", "--user", "_fedloom")
+    assert plistlib.loads(raw)["UserName"] == "_fedloom"
+    with pytest.raises(AssertionError, match="Expected --user with launchd"):
+        written(device, "task-scheduler", "--user", "_fedloom")
 
 
 def test_a_task_of_task_scheduler(device):

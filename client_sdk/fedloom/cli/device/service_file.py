@@ -4,6 +4,7 @@ Sources: launchd.plist(5); Task Scheduler Schema, [MS-TSCH] section 2.5. Neither
 the files are checked to be well formed, and were run on neither.
 """
 
+import getpass
 import plistlib
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.options import json_option
+from fedloom.protocol.errors import UsageError
 
 LABEL = "fedloom-client"
 _TASK = "http://schemas.microsoft.com/windows/2004/02/mit/task"
@@ -24,16 +26,18 @@ _RESTART_S = 30
 _NICE, _BELOW_NORMAL = 10, "7"
 
 
-def launchd_job(command: Sequence[str], working: Path, stop_s: float) -> bytes:
+def launchd_job(command: Sequence[str], working: Path, stop_s: float, user: str) -> bytes:
     """A property list for /Library/LaunchDaemons.
 
     Args:
         command: that runs the agent.
         working: the working directory.
         stop_s: maximum time that the agent takes to stop, seconds.
+        user: whom it runs as; jobs of that folder otherwise run as root.
     """
     job = {
         "Label": LABEL,
+        "UserName": user,
         "ProgramArguments": list(command),
         "WorkingDirectory": str(working),
         "RunAtLoad": True,
@@ -100,9 +104,14 @@ def scheduled_task(command: Sequence[str], working: Path) -> bytes:
     metavar="FILE",
     help="The device's client.toml.",
 )
+@click.option(
+    "--user",
+    metavar="NAME",
+    help="Whom a job of launchd runs as. Default: you. Windows' task runs as LOCAL SERVICE.",
+)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
 @json_option
-def service_file(system: str, code: str, config: Path, out: Path) -> None:
+def service_file(system: str, code: str, config: Path, user: str | None, out: Path) -> None:
     """Write a file that starts this device's agent at boot, on macOS or Windows.
 
     The agent was run on neither. On Linux use `fedloom client install-service`.
@@ -115,13 +124,19 @@ def service_file(system: str, code: str, config: Path, out: Path) -> None:
     from fedloom.cli.device.install_service import absolute_code  # noqa: PLC0415
     from fedloom.client.config import load  # noqa: PLC0415 - it imports grpc
 
+    if user is not None and system != "launchd":
+        raise UsageError(
+            f"Expected --user with launchd, got it with {system}, whose task runs as LOCAL SERVICE. "
+            "Leave it out."
+        )
     code, config = absolute_code(code), config.resolve()
     settings = load(config)
     command = (sys.executable, "-m", "fedloom.cli.main", "client", "run", code,
                "--config", str(config))  # fmt: skip
     working = config.parent
     if system == "launchd":
-        out.write_bytes(launchd_job(command, working, settings.interruptions.stop_s))
+        stop_s = settings.interruptions.stop_s
+        out.write_bytes(launchd_job(command, working, stop_s, user or getpass.getuser()))
         steps = [
             f"sudo cp {out} /Library/LaunchDaemons/{LABEL}.plist",
             f"sudo launchctl bootstrap system /Library/LaunchDaemons/{LABEL}.plist",
