@@ -19,7 +19,7 @@ from fedloom.protocol.updates.body import BodyChecker
 from fedloom.protocol.updates.header import check_header, header_limit_bytes
 from fedloom.protocol.updates.message import Limits, TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies import DELTA, Full, Mask, Partial, Slice, exponent, weight_units
+from fedloom.strategies import DELTA, Adapters, Full, Mask, Partial, Slice, exponent, weight_units
 from fedloom.strategies.exact.partial import SCALAR, TensorSpec
 
 GROUPS = (DELTA, "control")
@@ -418,3 +418,27 @@ def test_unexpected_scalars_are_refused(path):
     with pytest.raises(Refusal, match=r"that the strategy averages \(none\)"):
         check_header(header, LIMITS, MANIFEST)
     assert check_header(fleet_pb2.UpdateHeader(weight=1.0), NUMBERS, MANIFEST) == []
+
+
+@pytest.mark.parametrize("wrong", GROUPS)
+def test_the_ranks_of_every_group_are_checked(path, wrong):
+    """Factors of one rank are averaged, in each group of the client rule."""
+    manifest = manifest_of({"x.lora_a": ("F32", (4, 5)), "x.lora_b": ("F32", (6, 4))})
+    whole, part = Full(), Slice(((0, 6), (0, 2)))
+
+    def checked(covered):
+        made = [
+            TensorPart(g, "x.lora_b", c, np.ones((6, 4 if c is whole else 2), np.float32))
+            for g, c in covered.items()
+        ]
+        described, size, checksum = write_body(path, made, manifest)
+        header = fleet_pb2.UpdateHeader(
+            weight=1.0, parts=described, size_bytes=size, crc32c=checksum
+        )
+        limits = replace(LIMITS, adapters=Adapters(aggregate="freeze_a"))
+        return check_header(header, limits, manifest)
+
+    assert len(checked(dict.fromkeys(GROUPS, whole))) == 2
+    with pytest.raises(Refusal, match="Expected rank 4 in x") as caught:
+        checked(dict.fromkeys(GROUPS, whole) | {wrong: part})
+    assert caught.value.code is Code.WRONG_SHAPE

@@ -104,7 +104,9 @@ def check_header(
     planned = [_plan(part, limits, manifest, method) for part in header.parts]
     _check_unique([(p.group, p.tensor) for p in planned])
     _check_unique([name for p in planned for name in p.names])
-    check_ranks({p.tensor: p.coverage for p in planned}, limits, manifest)
+    for group in limits.groups:
+        covered = {p.tensor: p.coverage for p in planned if p.group == group}
+        check_ranks(covered, limits, manifest)
     return planned
 
 
@@ -112,7 +114,7 @@ def check_ranks(covered: Mapping[str, Coverage | None], limits: Limits, manifest
     """Check the ranks of low-rank adapters.
 
     Args:
-        covered: what an update covers of each tensor; None under a mask.
+        covered: what an update covers of each tensor, in one group; None under a mask.
         limits: of the run.
         manifest: of the model.
 

@@ -154,8 +154,9 @@ class Worker:
         if not parts:
             return None
         limits = self._checks.limits
-        covered = {part.tensor: part.coverage for part in parts}
-        check_ranks(covered, limits, self._checks.manifest)
+        for group in limits.groups:
+            covered = {part.tensor: part.coverage for part in parts if part.group == group}
+            check_ranks(covered, limits, self._checks.manifest)
         weight = weight_of(Update({}, num_examples, weight=outcome.weight), task.weighting)
         check_weight(weight, limits.max_weight)
         units = weight_units(weight)
