@@ -121,6 +121,24 @@ def test_a_device_of_any_rank_has_the_whole_function(kind, rank, rest, tmp_path)
         torch.testing.assert_close(outputs(loaded), expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("rank", [4, 2])
+@pytest.mark.parametrize("rest", [False, True])
+def test_without_its_adapter_a_device_has_the_base_model(rank, rest):
+    """Disabled, or beside another active adapter: as DPO takes its reference model."""
+    model = adapted(rank)
+    expected = outputs(model)  # B is zero
+    params = filled(adapted(4), rest)
+    tensors.load(model, params, SEND, Beside(model, "default"))
+    with model.disable_adapter():
+        assert torch.equal(outputs(model), expected)
+    model.add_adapter("reference", model.peft_config["default"])
+    model.set_adapter("reference")
+    assert torch.equal(outputs(model), expected)
+    model.set_adapter("default")
+    whole = outputs(merged_by_hand("llama", params))
+    torch.testing.assert_close(outputs(model), whole, atol=1e-5, rtol=1e-4)
+
+
 def test_frozen_a_halves_the_bytes(tmp_path):
     """A keeps its bits on the device and in the run's model, and is not sent; B learns."""
     client = client_of(tmp_path, 2)

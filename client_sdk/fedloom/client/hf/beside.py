@@ -80,7 +80,7 @@ class Beside:
         for layer, extra in extras.items():
             module = self._model.get_submodule(layer.name)
             there = self.extras[layer] = extra.to(next(module.parameters()).device)
-            adding = _Adding(there, self.scale(layer))
+            adding = _Adding(there, self.scale(layer), self._adapter)
             self._handles.append(module.register_forward_hook(adding))
 
     def scale(self, layer: AdaptedLayer) -> float:
@@ -113,11 +113,13 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class _Adding:
-    """A forward hook that adds to a layer's output."""
+    """A forward hook that adds to a layer's output while its adapter is active."""
 
     extra: Extra
     scale: float
+    adapter: str
 
-    def __call__(self, module: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
-        del module
+    def __call__(self, module: Any, given: tuple[Any, ...], output: Tensor) -> Tensor:
+        if module.disable_adapters or self.adapter not in module.active_adapters:
+            return output  # of the base model, or of another adapter, as DPO's reference is
         return output + (self.scale * self.extra.output(given[0])).to(output.dtype)
