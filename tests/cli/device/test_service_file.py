@@ -26,16 +26,10 @@ def device(tmp_path):
 
 def written(device, system, *options):
     out = device / "out"
-    words = [
-        "client",
-        "service-file",
-        system,
-        f"{device}/mine.py:client",
-        "--out",
-        str(out),
-        *options,
-    ]
-    done = CliRunner().invoke(main, [*words, "--config", str(device / "client.toml")])
+    words = ["client", "service-file", system, f"{device}/mine.py:client", *options]
+    done = CliRunner().invoke(
+        main, [*words, "--out", str(out), "--config", str(device / "client.toml")]
+    )
     assert done.exit_code == 0, done.output
     return out.read_bytes(), done.output
 

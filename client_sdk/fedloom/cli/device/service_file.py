@@ -126,8 +126,8 @@ def service_file(system: str, code: str, config: Path, user: str | None, out: Pa
 
     if user is not None and system != "launchd":
         raise UsageError(
-            f"Expected --user with launchd, got it with {system}, whose task runs as LOCAL SERVICE. "
-            "Leave it out."
+            f"Expected --user with launchd, got it with {system}, whose task runs as LOCAL "
+            "SERVICE. Leave it out."
         )
     code, config = absolute_code(code), config.resolve()
     settings = load(config)
