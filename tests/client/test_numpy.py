@@ -6,7 +6,7 @@ import pytest
 from fedloom.client import Update
 from fedloom.client.numpy import fit_client, gradient_client
 from fedloom.protocol.errors import UsageError
-from fedloom.strategies import Personal, client_rule
+from fedloom.strategies import Adapters, Personal, client_rule
 from support.tasks import task
 
 RNG = np.random.default_rng(0)
@@ -214,3 +214,18 @@ def test_invalid_data_are_refused(data):
     """No examples, unequal lengths, or not data."""
     with pytest.raises(UsageError):
         gradient_client(_squares, data)
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize(
+    "client",
+    [
+        gradient_client(_squares, (X, Y), held_out=(X, Y)),
+        fit_client(lambda p, s, t: p, (X, Y), held_out=(X, Y), measure=lambda *_: {"loss": 1.0}),
+    ],
+)
+def test_clients_without_a_scale_refuse_a_run_that_sets_it(client, kind):
+    """Of adapters: with another one, another function would be averaged."""
+    getattr(client, kind)(_start(), task())
+    with pytest.raises(UsageError, match=r"scaled by 2, .*, got a client that cannot tell"):
+        getattr(client, kind)(_start(), task(adapters=Adapters(scale=2.0)))

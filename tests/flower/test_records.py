@@ -13,6 +13,7 @@ from fedloom.client.flower import flower_client, initial, records
 from fedloom.client.flower.contexts import KEEP_STEPS, Contexts
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.task_kind import Kind
+from fedloom.strategies import Adapters
 from support import tasks
 
 MODEL = {"w": np.zeros((2, 3)), "b": np.zeros(3)}
@@ -77,6 +78,14 @@ def test_an_app_gets_the_number_of_the_training_round(tmp_path, kind):
     for task in (tasks.task(kind=kind, round_=5, training_round=3), tasks.task(round_=7)):
         (client.train if kind is Kind.TRAIN else client.evaluate)(dict(MODEL), task)
     assert seen == [3, 7]  # an older server gives no number
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_an_app_that_cannot_tell_its_scale_refuses_a_run_that_sets_it(tmp_path, kind):
+    """Before the app is called."""
+    client = flower_client(ClientApp(), state_dir=tmp_path)
+    with pytest.raises(UsageError, match=r"scaled by 2, .*, got a client that cannot tell"):
+        getattr(client, kind)(dict(MODEL), tasks.task(adapters=Adapters(scale=2.0)))
 
 
 def test_a_repeated_task_gets_the_same_context(tmp_path):

@@ -2,12 +2,12 @@
 
 from fedloom.client import Kind, Task, Weighting
 from fedloom.client.training.client_rule import RuleContext
-from fedloom.strategies import Personal, Plain, RoundSettings
+from fedloom.strategies import Adapters, Personal, Plain, RoundSettings
 
 
 def task(
     *, rule=None, seed=1, round_=1, training_round=0, kind=Kind.TRAIN, config=None, personal=None,
-    **settings,
+    adapters=None, **settings,
 ):  # fmt: skip
     """A task with these settings of the training."""
     if "steps" not in settings:
@@ -25,5 +25,5 @@ def task(
         seed=seed,
         deadline_s=60.0,
         weighting=Weighting.EXAMPLES,
-        local=RuleContext(personal=personal or Personal()),
+        local=RuleContext(personal=personal or Personal(), adapters=adapters or Adapters()),
     )

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from fedloom.client.api import Client, Metrics, Params, Task, Trained
 from fedloom.client.data import Growing, Shard, as_shard
+from fedloom.client.training.adapter_scales import check_scales
 from fedloom.client.training.length import StopRule, batches_of
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import ClientRule, TensorAtStep
@@ -116,10 +117,11 @@ class _NumpyClient(Client):
     def _examples(self) -> Shard:
         return some(self._shard.fixed())
 
-    def evaluate(self, params: Params, task: Task) -> tuple[int, Metrics]:  # noqa: ARG002 - as asked
+    def evaluate(self, params: Params, task: Task) -> tuple[int, Metrics]:
         """Evaluate the received parameters."""
         if self._held_out is None or self._measure is None:
             return 0, {}
+        check_scales(task.local.adapters)
         held_out = self._held_out.fixed()
         return len(held_out), mean_metrics(self._measure, params, held_out)
 
@@ -141,6 +143,7 @@ class FitClient(_NumpyClient):
                 access.
         """
         refuse_gradient_rules(task.rule, "a fit function", "gradient_client")
+        check_scales(task.local.adapters)
         shard = self._examples()
         if task.rule.needs_loss:
             if self._measure is None:
@@ -297,6 +300,7 @@ def refuse_module_settings(task: Task) -> None:
     Raises:
         UsageError: the task has one.
     """
+    check_scales(task.local.adapters)
     personal = task.local.personal
     asked = {
         "train.widths": task.width() != 1,

@@ -206,7 +206,7 @@ def test_devices_of_different_rank_train_by_products(tmp_path, adapters):
         (2, SCALE, Adapters(), 'Expected rank 4 in .* "product" or "stack" also takes lower'),
         (8, SCALE, SEND, "Expected rank at most 4"),
         (2, SCALE, Adapters(aggregate="product"), r"Expected adapters\.scale in a run"),
-        (4, 1.0, SEND, "Set lora_alpha to the scale times r"),
+        (4, 1.0, SEND, "scaled by 2, .*, got 1 in .*Set alpha to the scale"),
     ],
 )
 def test_devices_that_do_not_fit_are_refused(rank, scale, adapters, said):
@@ -232,3 +232,11 @@ def test_kept_optimizers_are_refused_with_products(tmp_path):
         kept.train(kept.initial(), task)
     with pytest.raises(UsageError, match="need a server"):
         rounds(client, run={"adapters": {"aggregate": "product"}})
+
+
+def test_a_model_without_adapters_refuses_a_run_that_sets_their_scale():
+    """It has none to compare."""
+    model = base()
+    with pytest.raises(UsageError, match=r"scaled by 2, .*, got a client that cannot tell"):
+        tensors.load(model, tensors.arrays(model), Adapters(scale=SCALE))
+    tensors.load(model, tensors.arrays(model), Adapters())

@@ -16,7 +16,8 @@ from fedloom.client.torch.schedules import NAMED, Scheduled
 from fedloom.client.torch.steps import SGD
 from fedloom.client.training.client_rule import RuleContext
 from fedloom.protocol.errors import UsageError
-from fedloom.strategies import Personal, client_rule
+from fedloom.strategies import Adapters, Personal, client_rule
+from support import tasks
 from support.site_cases import data, linear, settings
 
 
@@ -266,3 +267,39 @@ def test_unsupported_adapters_are_refused():
     begin = {n: np.array(a) for n, a in parameters(module).items()}
     with pytest.raises(UsageError, match=r"train\.widths"):
         made(module).train(begin, task(widths=(0.5,)))
+
+
+class Handmade(nn.Module):
+    """Has an adapter by our names, and tells no scale."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 4)
+        self.layer.lora_a = nn.Parameter(torch.ones(2, 12))
+        self.layer.lora_b = nn.Parameter(torch.zeros(4, 2))
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: lora(linear(), rank=2, alpha=6.0), "scaled by 2, .*, got 3 in 0. Set alpha"),
+        (linear, "scaled by 2, .*, got a client that cannot tell"),
+        (Handmade, "scaled by 2, .*, got an unknown scale in layer"),
+    ],
+)
+def test_a_device_with_another_scale_refuses_the_task(build, said):
+    """Both to train and to evaluate; the run's scale is accepted, and so is a run without one."""
+    asked = tasks.task(adapters=Adapters(scale=2.0))
+    client = made(build())
+    begin = {n: np.array(a) for n, a in parameters(client.model).items()}
+    for do in (client.train, client.evaluate):
+        with pytest.raises(UsageError, match=said):
+            do(begin, asked)
+        do(begin, tasks.task())
+    same = made(lora(linear(), rank=2, alpha=4.0))
+    begin = {n: np.array(a) for n, a in parameters(same.model).items()}
+    assert same.train(begin, asked)[1] == 103
+    assert same.evaluate(begin, asked)[0] == 99

@@ -67,3 +67,11 @@ def test_differences_are_refused_without_their_tensors():
     """`lora` has none; the message says how to make some."""
     with pytest.raises(UsageError, match="--adapter-rest"):
         ended({"aggregate": "stack"})
+
+
+def test_a_module_of_another_scale_is_refused():
+    """As by a device; the run's own scale changes no bit."""
+    plain, same = ended({}), ended({"scale": 2.0})
+    assert all(plain[name].tobytes() == same[name].tobytes() for name in plain)
+    with pytest.raises(UsageError, match=r"scaled by 3, .*, got 2 in 0"):
+        ended({"scale": 3.0})

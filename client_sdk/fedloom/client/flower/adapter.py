@@ -29,6 +29,7 @@ from fedloom.client.api import Client, Metrics, Params, Task, Update, Weighting
 from fedloom.client.flower import legacy, records
 from fedloom.client.flower.contexts import Contexts, Step
 from fedloom.client.numpy import refuse_module_settings
+from fedloom.client.training.adapter_scales import check_scales
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.flower_messages import number_of
 from fedloom.protocol.task_kind import Kind
@@ -130,6 +131,7 @@ class MessageClient(Client):
 
     def _ask(self, params: Params, task: Task, kind: Kind) -> RecordDict:
         """Send the app a message; return its reply's content."""
+        check_scales(task.local.adapters)
         config = self._config(task)
         message_type = _message_type(kind, config)
         for setting, *_ in MESSAGE_TYPES.values():

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from fedloom.client.training.adapter_scales import check_scales
 from fedloom.protocol.errors import UsageError
+from fedloom.strategies import Adapters
 from fedloom.strategies.adapters.settings import AdaptedLayer
 
 
@@ -88,27 +90,19 @@ class Beside:
         module: Any = self._model.get_submodule(layer.name)
         return float(module.scaling[self._adapter])
 
-    def check_scale(
-        self, wanted: float | None, layers: list[AdaptedLayer], *, needed: bool
-    ) -> None:
+    def check_scale(self, wanted: Adapters, layers: list[AdaptedLayer], *, needed: bool) -> None:
         """Check that this device scales its adapters as the run does.
 
         Raises:
             UsageError: it does not, or the run does not say how and the model needs it.
         """
-        if wanted is None and needed:
+        if wanted.scale is None and needed:
             raise UsageError(
                 "Expected adapters.scale in a run whose devices differ in rank, or whose model has "
                 "differences to the frozen weights, got none: with another lora_alpha / r, another "
                 f"function would be averaged. This device's is {self.scale(layers[0]):g}."
             )
-        for layer in layers:
-            mine = self.scale(layer)
-            if wanted is not None and abs(mine - wanted) > 1e-6 * wanted:
-                raise UsageError(
-                    f"Expected adapters scaled by {wanted:g}, as adapters.scale of the run says, "
-                    f"got {mine:g} in {layer.name}. Set lora_alpha to the scale times r."
-                )
+        check_scales(wanted, {layer.name: self.scale(layer) for layer in layers})
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from fedloom.client.api import SliceOf
 from fedloom.client.hf.beside import Beside, Extra
 from fedloom.client.torch import modules
+from fedloom.client.training.adapter_scales import check_scales
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors import container
 from fedloom.strategies import Adapters
@@ -133,8 +134,10 @@ def load(
         )
     if beside is not None:
         if adapters is not None:
-            beside.check_scale(adapters.scale, layers(mine), needed=bool(extras))
+            beside.check_scale(adapters, layers(mine), needed=bool(extras))
         beside.put(extras)
+    elif adapters is not None:
+        check_scales(adapters)
     given = {n: torch.from_numpy(np.array(params[n])).to(mine[n]) for n in mine}
     if has_adapters(model):
         set_peft_model_state_dict(model, given, adapter_name=adapter_of(model))

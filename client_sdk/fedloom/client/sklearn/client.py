@@ -20,6 +20,7 @@ from fedloom.client.data import Growing, Shard, as_shard
 from fedloom.client.numpy import mean_metrics, refuse_gradient_rules, refuse_module_settings, some
 from fedloom.client.sklearn import measures
 from fedloom.client.sklearn.linear import COEF, INTERCEPT, Family
+from fedloom.client.training.adapter_scales import check_scales
 from fedloom.client.training.length import StopRule, batches_of
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies.compatibility import check_optimizer
@@ -99,10 +100,11 @@ class LinearClient(Client):
         new = {COEF: trained.coef_, INTERCEPT: np.atleast_1d(trained.intercept_)}
         return new, len(shard), self._measured(new, shard)
 
-    def evaluate(self, params: Params, task: Task) -> tuple[int, dict[str, float]]:  # noqa: ARG002
+    def evaluate(self, params: Params, task: Task) -> tuple[int, dict[str, float]]:
         """Evaluate the received parameters: `loss`, and `accuracy` of a classifier."""
         if self._held_out is None:
             return 0, {}
+        check_scales(task.local.adapters)
         held_out = self._held_out.fixed()
         return len(held_out), self._measured(params, held_out)
 

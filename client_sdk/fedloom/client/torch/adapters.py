@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedloom.protocol.errors import UsageError
+from fedloom.strategies.adapters.settings import layers
 
 A, B = "lora_a", "lora_b"
 
@@ -92,18 +93,18 @@ def lora(
         raise UsageError(f"Expected a rank of 1 or more, got {rank}.")
     if any(True for _ in adapted(module)):
         raise UsageError("Expected a module without adapters, got one with adapters.")
-    layers = {n: m for n, m in module.named_modules() if type(m) in _KINDS}
-    chosen = [name for name in layers if _matches(name, targets)]
+    plain = {n: m for n, m in module.named_modules() if type(m) in _KINDS}
+    chosen = [name for name in plain if _matches(name, targets)]
     for glob in targets:
-        if not any(fnmatchcase(name, glob) for name in layers):
+        if not any(fnmatchcase(name, glob) for name in plain):
             raise UsageError(
                 f"The target {glob!r} matches no linear layer or convolution. The module has "
-                f"{', '.join(list(layers)[:8])}, …"
+                f"{', '.join(list(plain)[:8])}, …"
             )
     for name, param in module.named_parameters():
         param.requires_grad_(_matches(name, train))
     for name in chosen:
-        _adapt(name, layers[name], rank, 2.0 * rank if alpha is None else alpha)
+        _adapt(name, plain[name], rank, 2.0 * rank if alpha is None else alpha)
     return module
 
 
@@ -129,6 +130,12 @@ def merged(module: nn.Module) -> nn.Module:
 def sent_names(module: nn.Module) -> set[str]:
     """Names of the tensors that a module with adapters sends: those that are trained."""
     return {name for name, param in module.named_parameters() if param.requires_grad}
+
+
+def scales(module: nn.Module) -> dict[str, float | None]:
+    """The scales of a module's adapted layers, by name; None for layers that do not have one."""
+    names = [each.name for each in layers(module.state_dict())]
+    return {name: getattr(module.get_submodule(name), "lora_scale", None) for name in names}
 
 
 def _adapt(name: str, layer: nn.Module, rank: int, alpha: float) -> None:

@@ -26,6 +26,7 @@ from fedloom.client.torch.narrow import Narrow, narrowed
 from fedloom.client.torch.precision import How, Name, Precision, check
 from fedloom.client.torch.rules import cluster_choice
 from fedloom.client.torch.schedules import Schedule, schedule_of
+from fedloom.client.training.adapter_scales import check_scales
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.task_kind import Kind
 
@@ -135,11 +136,12 @@ class TorchClient(Client):
             of examples; metrics, as means over the training.
 
         Raises:
-            UsageError: the parameters are not this module's, or the module cannot be narrowed to
-                the run's width.
+            UsageError: the parameters are not this module's, its adapters have another scale than
+                the run's, or it cannot be narrowed to the run's width.
         """
         batches.fix(self._train)
         self._check_some()
+        check_scales(task.local.adapters, adapters.scales(self.model))
         home = self._home(params)
         self._load(params, home, task, task.round)
         names = frozenset(params)
@@ -173,11 +175,13 @@ class TorchClient(Client):
             The number of examples and the metrics, as means over them; 0 and {} without data.
 
         Raises:
-            UsageError: the parameters are not this module's.
+            UsageError: the parameters are not this module's, or its adapters have another scale
+                than the run's.
         """
         if self._evaluate is None or not len(self._evaluate):
             return 0, {}
         batches.fix(self._evaluate)
+        check_scales(task.local.adapters, adapters.scales(self.model))
         # A training task evaluates the tensors that it begins with.
         round_ = task.round if task.kind is Kind.TRAIN else None
         self._load(params, self._home(params), task, round_)

@@ -11,8 +11,10 @@ from torch import nn
 
 from fedloom.client.agent.task_run import differences
 from fedloom.client.torch import batches, local_training, loop
+from fedloom.client.torch.adapters import scales
 from fedloom.client.torch.narrow import Narrow, narrowed
 from fedloom.client.torch.stopping import never
+from fedloom.client.training.adapter_scales import check_scales
 from fedloom.client.training.client_rule import RuleContext
 from fedloom.simulation.kernels.base import ClientJob, RoundTask, asked_of
 from fedloom.simulation.kernels.one_by_one import Fitted, OneByOne
@@ -24,10 +26,15 @@ class Resident(OneByOne):
 
     follows: ClassVar[frozenset[str]] = frozenset(
         {
-            *("personal.keep", "personal.name", "adapters.aggregate"),
+            *("personal.keep", "personal.name", "adapters.aggregate", "adapters.scale"),
             *(field.name for field in fields(PartialWork)),
         }
     )
+
+    def check(self, task: RoundTask) -> None:
+        """As `OnModel.check`; also of the adapters' scales."""
+        super().check(task)
+        check_scales(task.adapters, scales(self.model))
 
     def fit(self, job: ClientJob, task: RoundTask, local: RuleContext) -> Fitted:
         """Train on the batches that the deployed client would draw."""

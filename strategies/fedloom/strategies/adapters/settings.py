@@ -98,8 +98,8 @@ class Adapters:
             frozen weight, and clients begin a new adapter in each round.
         rest: of `product`: what the approximation loses. `drop` discards it; `send` adds it to the
             difference to the frozen weight, so that the model's function is the clients' mean.
-        scale: lora_alpha / r of all devices; one with another scale refuses the task. None: not
-            checked.
+        scale: lora_alpha / r of all devices; one with another scale, or that cannot tell its own,
+            refuses the task. None: not checked.
 
     Raises:
         TypeError: scale is not a number.
@@ -136,8 +136,10 @@ class Adapters:
 
     @property
     def special(self) -> tuple[str, ...]:
-        """Names of settings that change plain local training."""
-        return ("adapters.aggregate",) if self.aggregate == "freeze_a" or self.keeps_rest else ()
+        """Names of settings that change plain local training, or that a client must check."""
+        changes = self.aggregate == "freeze_a" or self.keeps_rest
+        asked = {"adapters.aggregate": changes, "adapters.scale": self.scale is not None}
+        return tuple(name for name, is_asked in asked.items() if is_asked)
 
     def frozen(self, names: Iterable[str]) -> frozenset[str]:
         """Return the tensors that clients neither train nor send."""
