@@ -17,6 +17,7 @@ from fedloom.protocol.task_description import (
     UpdateBounds,
     task_seed,
 )
+from fedloom.protocol.task_kind import Kind
 from fedloom.protocol.task_message import for_client, from_message, offered, to_message
 from fedloom.protocol.updates.compression import scheme
 from fedloom.protocol.v1 import fleet_pb2
@@ -51,7 +52,7 @@ tasks = st.builds(
     TaskDescription,
     run=st.text(min_size=1),
     round=st.integers(1, 2**31),
-    train=st.booleans(),
+    kind=st.sampled_from(Kind),
     model=st.none() | files,
     differences=st.lists(
         st.builds(DifferenceRef, base=st.text(min_size=1), file=files), max_size=2
