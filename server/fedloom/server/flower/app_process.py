@@ -170,6 +170,9 @@ class AppProcess:
         try:
             while line := await reader.readline():
                 answering.start(self._reply(line, writer))
+        except ValueError:  # without an answer the app would wait for ever
+            self._last = f"it sent a request of more than {_LINE_BYTES} bytes"
+            self.kill()
         finally:
             answering.cancel()
 

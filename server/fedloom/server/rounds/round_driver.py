@@ -114,9 +114,10 @@ class RoundDriver:
 
     def begin(self) -> None:
         """Begin to select from the available clients."""
+        named = bool(self.plan.messages)
         self.engine = engines.begin(
             self.plan, select=self._select, now=self._now(), available=self._idle(),
-            connected=self._context.fleet.connected(),
+            connected=self._context.fleet.connected() if named else (),
         )  # fmt: skip
         self._start()
 
