@@ -1,5 +1,6 @@
 """An app's own `ServerApp` on a real server with agents as processes, against Flower's calls."""
 
+import asyncio
 import json
 import random
 import signal
@@ -15,6 +16,7 @@ pytest.importorskip("sqlalchemy", reason="needs the server's extra")
 
 from flwr.app import Context, RecordDict
 
+from fedloom.server.flower import app_process
 from support.flower import APPS, Here, deployed, import_app
 
 pytestmark = pytest.mark.e2e
@@ -392,3 +394,22 @@ def test_an_app_that_leaves_processes_and_messages_behind_ends(tmp_path):
         here.waited(lambda: [path.name for path in folder.iterdir()] == ["files"])
         assert len(list((here.server / "models").iterdir())) == 1
         assert processes_of(run) == []
+
+
+def test_a_request_beyond_the_limit_ends_the_app(tmp_path, monkeypatch):
+    """It would wait for an answer for ever."""
+    monkeypatch.setattr(app_process, "_LINE_BYTES", 100)
+    body = "grid._link.ask('x' * 1000)"
+    (tmp_path / "telling.py").write_text(HEAD + f"    {body}\n")
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.flwr.app.components]\nserverapp = "telling:app"\n'
+    )
+    order = app_process.AppOrder(
+        run="r", folder=tmp_path, config={}, seed=0, files=tmp_path, drafts=tmp_path, max_bytes=10
+    )
+
+    async def answer(do, values):
+        raise AssertionError((do, values))
+
+    failure = asyncio.run(app_process.AppProcess(order, answer, print).run())
+    assert "a request of more than 100 bytes" in failure

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from fedloom.cli.common.lazy import LazyGroup, load
-from fedloom.cli.common.options import DEFAULT_DIR, json_option, state_option
+from fedloom.cli.common.options import DEFAULT_DIR, json_option, log_options, state_option
 from fedloom.cli.common.output import duration, emit
 from fedloom.cli.operator.server_logs import logs
 
@@ -154,15 +154,7 @@ def _show_made(directory: Path, federation: str, made: Made) -> None:
 
 @server.command()
 @state_option
-@click.option(
-    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-)
+@log_options
 @click.option(
     "--plaintext-loopback",
     is_flag=True,

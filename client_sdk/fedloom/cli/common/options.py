@@ -148,6 +148,20 @@ def json_option(function: F) -> F:
     )(function)
 
 
+def log_options(function: F) -> F:
+    """Options of a process that logs: `--log-format` and `--log-level`."""
+    level = click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+    )
+    kind = click.option(
+        "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
+    )
+    return kind(level(function))
+
+
 config_option = click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),

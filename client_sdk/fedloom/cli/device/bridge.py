@@ -7,7 +7,7 @@ import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.lazy import LazyGroup
-from fedloom.cli.common.options import json_option, warn_if_visible
+from fedloom.cli.common.options import json_option, log_options, warn_if_visible
 from fedloom.cli.device.client import token_text
 
 
@@ -97,15 +97,7 @@ def list_nodes(directory: Path) -> None:
     metavar="FILE",
     help="Write the port to this file once the bridge listens.",
 )
-@click.option(
-    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-)
+@log_options
 def run(directory: Path, ready: Path | None, log_format: str, log_level: str) -> None:
     """Run the bridge until SIGTERM or Ctrl-C. After a kill it continues where it was.
 

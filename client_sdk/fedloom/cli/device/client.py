@@ -10,7 +10,7 @@ import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.lazy import LazyCommand, LazyGroup
-from fedloom.cli.common.options import config_option, json_option, warn_if_visible
+from fedloom.cli.common.options import config_option, json_option, log_options, warn_if_visible
 
 ORDER = (
     *("enroll", "doctor", "test", "run", "config", "policy", "log", "model", "leave"),
@@ -132,15 +132,7 @@ def token_text(given: str) -> str:
     "--flower", default="", metavar="FILE.py:APP|MODULE:APP", help="Run a Flower ClientApp."
 )
 @config_option
-@click.option(
-    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-)
+@log_options
 def run(code: str, flower: str, config: Path, log_format: str, log_level: str) -> None:
     """Connect to the server and train when selected, until stopped.
 
