@@ -109,6 +109,8 @@ def processes_of(run):
 
 
 CLIENT = """
+import time
+
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -118,6 +120,7 @@ app = ClientApp()
 @app.query()
 def query(message, context):
     sizes = message.content["ask"].get("bytes", 1)
+    time.sleep(message.content["ask"].get("sleep", 0))
     return Message(RecordDict({"told": ConfigRecord({"raw": bytes(sizes)})}), reply_to=message)
 """
 HEAD = """
@@ -413,3 +416,68 @@ def test_a_request_beyond_the_limit_ends_the_app(tmp_path, monkeypatch):
 
     failure = asyncio.run(app_process.AppProcess(order, answer, print).run())
     assert "a request of more than 100 bytes" in failure
+
+
+def test_replies_of_an_aborted_round_are_the_same_after_a_kill_of_the_server(tmp_path):
+    """One had replied, one had not."""
+    body = """
+    first, second = nodes_of(grid, 2)
+    replies = grid.send_and_receive([ask(first), ask(second, sleep=1000)])
+    with Path("found").open("a") as file:
+        print([r.has_error() for r in replies], file=file)
+    while not Path("go").exists():
+        time.sleep(0.02)
+    grid.send_and_receive([ask(first, replies=len(replies))])
+    """
+    with serving(tmp_path, body, clients=2) as here:
+        run = submit(here)
+        found = here.server / "flower" / run / "files" / "found"
+        here.waited(lambda: sum(row["accepted"] for row in here.status(run)["rounds"]))
+        here.call("run", "abort", run, "--yes", "--dir", here.server)
+        here.waited(found.exists)
+        here.kill_server()
+        here.serve_again()
+        here.waited(lambda: len(found.read_text().splitlines()) == 2)
+        (found.parent / "go").touch()
+        assert here.ended(run)["state"] == "finished", here.logs()
+    assert len(set(found.read_text().splitlines())) == 1
+    assert "True" in found.read_text()
+    assert "False" in found.read_text()
+
+
+def test_a_client_that_works_for_another_run_gets_its_message_afterwards(tmp_path):
+    """It is not lost, however short the grace period is."""
+    body = """
+    [node] = nodes_of(grid)
+    [reply] = grid.send_and_receive([ask(node, sleep=context.run_config["sleep"])])
+    assert not reply.has_error(), reply.error.reason
+    """
+    with serving(tmp_path, body) as here:
+        runs = []
+        for seconds in (15, 0):
+            file = tmp_path / "run.toml"
+            file.write_text(f"[cohort]\npatience_s = 0\n[config]\nsleep = {seconds}\n")
+            runs.append(submit(here, file))
+            here.waited(lambda: here.status(runs[-1])["rounds"])
+        for run in runs:
+            assert here.ended(run)["state"] == "finished", here.logs()
+
+
+def test_a_drained_client_gets_no_message(tmp_path):
+    """The app gets the reason."""
+    body = """
+    [node] = nodes_of(grid)
+    Path("begun").touch()
+    while not Path("go").exists():
+        time.sleep(0.02)
+    assert list(grid.get_node_ids()) == []
+    [reply] = grid.send_and_receive([ask(node)])
+    assert "excluded" in reply.error.reason, reply.error.reason
+    """
+    with serving(tmp_path, body) as here:
+        run = submit(here)
+        folder = here.server / "flower" / run / "files"
+        here.waited((folder / "begun").exists)
+        here.call("client", "drain", "c0", "--yes", "--dir", here.server)
+        (folder / "go").touch()
+        assert here.ended(run)["state"] == "finished", here.logs()
