@@ -8,6 +8,10 @@ HF     ?= .venv-hf
 FUZZ   ?= .venv-fuzz
 DEPLOY_LINT ?= .venv-lint
 SUPPLY ?= .venv-supply
+DOCS   ?= .venv-docs
+SITE   := server/fedloom/server/web/documentation.zip
+# Half of the time of pip is compiling; what is imported is compiled then.
+LAZILY := --no-compile
 KILLS  ?= 1000
 CLIENTS ?= 5000
 MINUTES ?= 30
@@ -18,7 +22,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which would each compile all
 
 .DEFAULT_GOAL := help
-.PHONY: console fuzz help demo papers examples compiled test lint types platforms arrows unit long flower flower-examples hf crash faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
+.PHONY: docs diagrams console fuzz help demo papers examples compiled test lint types platforms arrows unit long matrix flower flower-examples hf crash faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -34,8 +38,8 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.sim
 
-demo: $(VENV)/.sim ## a server, eight clients and a model: DATA=mnist DATA_DIR=folder, KEEP=1 to look at the console
-	fedloom demo --data $(DATA) $(if $(DATA_DIR),--data-dir '$(DATA_DIR)') $(if $(KEEP),--keep)
+demo: $(VENV)/.sim ## a server, eight clients and a model: DATA=mnist DATA_DIR=folder, KEEP=1 to look at the console, MASKED=1 to hide each update
+	fedloom demo --data $(DATA) $(if $(MASKED),--masked) $(if $(DATA_DIR),--data-dir '$(DATA_DIR)') $(if $(KEEP),--keep)
 
 papers: $(VENV)/.sim ## published tables beside ours: DATA_DIR=folder with MNIST, QUICK=1 for minutes
 	fedloom reproduce mcmahan2017 $(if $(QUICK),--quick) $(if $(DATA_DIR),--folder '$(DATA_DIR)',--download)
@@ -49,7 +53,7 @@ compiled: $(VENV)/.dev ## the tests that compile a kernel: 20 s, a C++ compiler
 	FEDLOOM_TEST_COMPILE=1 pytest -q tests/simulation/kernels/test_compiled.py
 
 test: $(VENV)/.dev ## everything that must hold before a change lands, with the time of each part
-	MAKE='$(MAKE)' scripts/timed.sh lint types arrows unit
+	MAKE='$(MAKE)' scripts/timed.sh --beside types lint arrows unit
 
 lint: $(VENV)/.dev ## style, formatting, and generated code that has not drifted
 	ruff check .
@@ -63,21 +67,27 @@ types: $(VENV)/.dev ## static types
 	  -p fedloom.server -p fedloom.simulation
 
 platforms: $(VENV)/.dev ## static types of the agent and the commands, as Windows and macOS see them
-	for platform in win32 darwin; do MYPYPATH=client_sdk:strategies mypy --platform $$platform \
-	  -p fedloom.protocol -p fedloom.client -p fedloom.cli || exit 1; done
+	printf '%s\n' win32 darwin | MYPYPATH=client_sdk:strategies xargs -P 2 -I PLATFORM mypy \
+	  --platform PLATFORM --cache-dir .mypy_cache/PLATFORM \
+	  -p fedloom.protocol -p fedloom.client -p fedloom.cli
 
 arrows: $(VENV)/.dev ## which package may import which
 	lint-imports
 
+# Four for two cores: workers often wait, for a server to end, say.
 unit: $(VENV)/.dev ## unit, property and end-to-end tests
-	pytest -n 3 --dist worksteal
+	pytest -n 4 --dist worksteal
 
 long: $(VENV)/.dev ## the tests that take many seconds each: every kind of run under fire
 	pytest -q -n 3 --dist worksteal -m long
 
+matrix: $(VENV)/.dev ## every part of a run in every situation, simulated and deployed: 10 minutes
+	FEDLOOM_TEST_MATRIX=1 pytest -q -n 2 --dist loadscope -m 'long or not long' \
+	  tests/simulation/wire/test_same_rounds_everywhere.py
+
 $(FLOWER)/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FLOWER)
-	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(LAZILY) \
 	  -e '.[flower,server,sklearn,torch]' pytest hypothesis
 	@touch $@
 
@@ -100,11 +110,13 @@ flower-examples: $(EXAMPLES)/.done ## Flower's own examples, beside Flower's loo
 
 $(HF)/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(HF)
-	$(HF)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,server]' pytest hypothesis trl
+	$(HF)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(LAZILY) -e '.[hf,sim]' pytest hypothesis trl
 	@touch $@
 
 hf: $(HF)/.done ## clients of transformers, peft and TRL, in an environment of its own, 3 minutes
 	$(HF)/bin/python -m pytest -q tests/client/hf
+	$(HF)/bin/python -m pytest -q -m 'long or not long' tests/simulation/script \
+	  tests/simulation/sources --ignore tests/simulation/sources/test_mapped.py
 
 $(FUZZ)/.done: constraints.txt
 	$(PYTHON) -m venv $(FUZZ)
@@ -120,8 +132,8 @@ upgrade: $(VENV)/.dev ## finish what the commit OLD began by this one, and compa
 same: $(VENV)/.dev ## compare the models of the commit OLD with this one's, case by case: 15 minutes
 	scripts/compare_commits.py $(OLD)
 
-crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare the bits
-	python tests/support/crash.py --kills $(KILLS) --seed $(SEED)
+crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare the bits; MASKED=1: in masked rounds
+	python tests/support/$(if $(MASKED),masked_)crash.py --kills $(KILLS) --seed $(SEED)
 
 hostile: $(VENV)/.dev ## rounds of 20 clients beside floods and slow peers, kind by kind: half an hour, loopback only
 	python benchmarks/hostile.py $(if $(KINDS),--kinds $(KINDS))
@@ -132,10 +144,27 @@ soak: $(VENV)/.dev ## CLIENTS streams (5000), 1 % of them leaving a minute, roun
 faults: $(VENV)/.dev ## networks, disks, clocks and processes that fail: 5 minutes, more as root
 	FEDLOOM_TEST_FAULTS=1 pytest -q -n 4 --dist loadscope tests/faults
 
+# Playwright alone: to install the extra `console-test` would replace fedloom's own files for a moment,
+# while targets beside this one run them.
 console: $(VENV)/.dev ## the console in a real browser, 6 minutes: chromium and npm; pictures in out/console
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[console-test]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt playwright
 	scripts/vendored.py --axe out/axe
 	FEDLOOM_TEST_CONSOLE=1 pytest -q tests/console
+
+$(DOCS)/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(LAZILY) -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS)/.done ## the documentation site, with its links checked, in out/site and in the server: 2 minutes
+	$(DOCS)/bin/python scripts/site/build.py
+
+$(SITE): $(DOCS)/.done $(wildcard $(shell git ls-files 2>/dev/null))  # pages quote the code
+	$(DOCS)/bin/python scripts/site/build.py
+
+diagrams: $(VENV)/.dev ## draw the diagrams of docs/ that have changed: chromium and npm
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt playwright
+	scripts/site/diagrams.py
 
 format: $(VENV)/.dev ## put the code into form
 	ruff check --fix .
@@ -153,7 +182,7 @@ $(DEPLOY_LINT)/.done: constraints.txt
 lint-deploy: $(DEPLOY_LINT)/.done ## container files, compose, Kubernetes, systemd and scripts of deploy/
 	scripts/lint_deploy.sh $(DEPLOY_LINT)
 
-package: $(VENV)/.dev ## build wheel, sdist and offline bundle, and install them: 2 minutes, a network
+package: $(VENV)/.dev $(SITE) ## build wheel, sdist and offline bundle, and install them: 4 minutes, a network
 	FEDLOOM_TEST_PACKAGE=1 pytest -q tests/packaging
 
 $(SUPPLY)/.done: constraints.txt
@@ -172,4 +201,4 @@ bundle: ## what machines without a network install from, in out/bundle: EXTRAS=s
 	PYTHON=$(PYTHON) scripts/offline_bundle.sh --out out/bundle $(if $(EXTRAS),--extras $(EXTRAS))
 
 clean: ## remove the virtual environment and everything made
-	rm -rf $(VENV) $(FLOWER) $(EXAMPLES) $(HF) $(FUZZ) $(DEPLOY_LINT) $(SUPPLY) out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FLOWER) $(EXAMPLES) $(HF) $(FUZZ) $(DEPLOY_LINT) $(SUPPLY) $(DOCS) out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -4,9 +4,9 @@
 
 Sixty clients hold scikit-learn's digits by a Dirichlet split (alpha 0.3) and train on devices whose
 speeds are lognormal (sigma 1); six are asked in each of 40 rounds. What counts is when 85 % of the
-test examples are right. Means and standard deviations over seeds, each of which draws the split,
-the devices and the cohorts anew. The table goes to the terminal and the same figures to
-out/selection_rounds.json.
+test examples are right. The table shows the mean ± sample standard deviation (n - 1) over the
+seeds, each of which draws the split, the devices and the cohorts anew. It goes to the terminal and
+the same figures to out/selection_rounds.json.
 """
 
 import argparse

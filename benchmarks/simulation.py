@@ -1,4 +1,4 @@
-"""Clients a second of fedloom.simulation beside a naive loop, Flower and pfl-research.
+"""Clients a second of fedloom.simulation beside a naive loop, Flower, pfl-research and FedJAX.
 
 The same networks, data, batches and threads for all (simulation_tasks.py), on the same machine in
 the same run: every system waits in a process of its own and they take turns, a few rounds each, so
@@ -7,16 +7,19 @@ times; each system's first two rounds are left out. Then the start-up of fresh p
 of the first round, and the memory (PSS of all a system's processes) of rounds with 1,000 clients of
 the 2NN, who hold the 60,000 examples that MNIST has, 60 each.
 
-    python benchmarks/simulation.py --flower-python F/bin/python --pfl-python P/bin/python
+    python benchmarks/simulation.py --flower-python F/bin/python --pfl-python P/bin/python \\
+        --fedjax-python J/bin/python --page docs/benchmarks.md
 
-F and P are virtual environments with `flwr[simulation]` and with `pfl`, both with the same torch.
-Prints tables and writes out/simulation.json; --quick takes about a minute.
+F, P and J are virtual environments with `flwr[simulation]`, with `pfl` and with `fedjax`, all with
+the same torch. Prints tables and writes out/simulation.json; --page also writes the page with its
+plots. --quick takes about a minute, with --page five.
 """
 
 import argparse
 import json
 import os
 import select
+import shlex
 import signal
 import statistics
 import subprocess
@@ -29,9 +32,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import simulation_page
 import torch
-from deployment import report
-from simulation_tasks import TASKS
+from deployment import machine, report
+from simulation_tasks import ALL_TASKS, TASKS
+
+from fedloom.simulation.output.environment import describe
 
 HERE = Path(__file__).parent
 FIRST_S = 300.0
@@ -40,6 +46,7 @@ WARM_UP = 2
 SAMPLE_S = 0.05
 
 NAIVE, LOADER, PFL, FLOWER = "naive loop", "naive loop, DataLoader", "pfl-research, 2", "Flower, 2"
+FEDJAX = "FedJAX, 1"
 BEST = "fedloom auto, 2"
 MEMORY = "1,000 clients a round"
 TARGETS = {
@@ -60,9 +67,10 @@ class System:
     python: str
     script: str
     arguments: tuple[str, ...] = ()
+    device: str = "cpu"
 
 
-def systems(flower, pfl):
+def systems(flower, pfl, fedjax):
     """All that there are, by name."""
     here = sys.executable
     found = {
@@ -70,6 +78,7 @@ def systems(flower, pfl):
         LOADER: System(here, "naive", ("--loader", "yes")),
         FLOWER: System(flower or here, "flower"),
         PFL: System(pfl or here, "pfl"),
+        FEDJAX: System(fedjax or here, "fedjax"),
     }
     for kernel in ("resident", "auto", "compiled", "batched"):
         for workers in "12":
@@ -86,7 +95,17 @@ def names_for(task, *, quick):
     if task.startswith("CNN"):
         return [NAIVE, LOADER, "fedloom resident, 2", *both, PFL, FLOWER]
     more = [] if quick else ["fedloom compiled, 2", "fedloom batched, 2"]
-    return [NAIVE, LOADER, "fedloom resident, 1", "fedloom resident, 2", *both, *more, PFL, FLOWER]
+    return [
+        NAIVE,
+        LOADER,
+        "fedloom resident, 1",
+        "fedloom resident, 2",
+        *both,
+        *more,
+        PFL,
+        FLOWER,
+        FEDJAX,
+    ]
 
 
 class Unavailable(Exception):  # noqa: N818
@@ -108,10 +127,12 @@ class Child:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
+            "SIMULATION_DEVICE": system.device,
             "FLWR_TELEMETRY_ENABLED": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
+        if system.device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         script = str(HERE / f"simulation_{system.script}.py")
         begin = time.perf_counter()
         with self._log.open("wb") as log:
@@ -216,6 +237,7 @@ class Bench:
         self._systems = found
         self._missing = set()
         self.told = {}
+        self.skipped = {}
 
     @contextmanager
     def running(self, name, task):
@@ -241,13 +263,14 @@ class Bench:
             return child, child.first()
         except Unavailable as error:
             print(f"{name} skipped on {task}: {error}", flush=True)
+            self.skipped[f"{name} on {task}"] = str(error)
             if "ModuleNotFoundError" in str(error):
                 self._missing.add(self._systems[name].script)
             return None
 
     def speed(self, task, names, turns):
         """Turns by system: seconds of every round, and processor seconds of them all."""
-        rounds = TASKS[task].rounds
+        rounds = ALL_TASKS[task].rounds
         with ExitStack() as stack:
             children = {}
             for name in names:
@@ -289,6 +312,7 @@ class Bench:
                     child.end()
                 except Unavailable as error:
                     print(f"{name} skipped on {MEMORY}: {error}", flush=True)
+                    self.skipped[f"{name} on {MEMORY}"] = str(error)
                 else:
                     found[name] = child.peak_mb
         return found
@@ -297,11 +321,11 @@ class Bench:
 def speed_rows(task, found):
     """A line for each system: clients a second, what one costs, how many times the peers."""
     rows = []
-    cohort = TASKS[task].cohort
+    cohort = ALL_TASKS[task].cohort
     for name, turns in found.items():
         rates = [cohort / seconds for turn, _ in turns for seconds in turn]
         cpu_ms = 1e3 * sum(cpu_s for _, cpu_s in turns) / (cohort * len(rates))
-        times = [ratio(found, name, peer) for peer in (NAIVE, LOADER, PFL, FLOWER)]
+        times = [ratio(found, name, peer) for peer in (NAIVE, LOADER, PFL, FLOWER, FEDJAX)]
         what = (task, name, statistics.median(rates), min(rates), max(rates), cpu_ms)
         rows.append((*what, *times, target(task, name)))
     return rows
@@ -311,7 +335,7 @@ def target(task, name):
     """What was aimed at, in words; of our own choice of kernel with two workers."""
     if name != BEST:
         return ""
-    if not TASKS[task].trains:
+    if not ALL_TASKS[task].trains:
         return f">= {NO_OP_TARGET}/s"
     wanted = [(peer, times) for (about, peer), times in TARGETS.items() if about == task]
     return ", ".join(f">= {times:g} × {peer.split(',')[0]}" for peer, times in wanted)
@@ -325,19 +349,48 @@ def ratio(found, name, peer):
     return statistics.median(sum(theirs) / sum(ours) for (ours, _), (theirs, _) in pairs)
 
 
+def facts(turns):
+    """The machine, before it is measured on."""
+    known = describe()
+    kept = {name: known[name] for name in ("cpu", "memory_gib")}
+    return {**machine(), **kept, "torch": torch.__version__, "turns": turns}
+
+
+def options(arguments):
+    """The options that were given, without the interpreters' paths."""
+    folders = {"flower": "F", "pfl": "P", "fedjax": "J"}
+    peers = [f"--{peer}-python {folder}/bin/python" for peer, folder in folders.items()
+             if getattr(arguments, f"{peer}_python")]  # fmt: skip
+    rest = ["--quick"] * arguments.quick
+    rest += [f"--turns {arguments.turns}"] if arguments.turns else []
+    rest += [f"--tasks {shlex.join(arguments.tasks)}"] if arguments.tasks else []
+    return "".join(f" {option}" for option in [*peers, *rest, f"--page {arguments.page}"])
+
+
+def versions(told):
+    """The version of each system that said one."""
+    said = {name.partition(": ")[2]: words.get("version") for name, words in told.items()}
+    found = {name.partition(",")[0]: version for name, version in said.items() if version}
+    ours = {name for name in found if name.startswith("fedloom")}
+    return {("fedloom" if name in ours else name): version for name, version in found.items()}
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--flower-python", help="an interpreter that has flwr[simulation]")
     parser.add_argument("--pfl-python", help="an interpreter that has pfl")
+    parser.add_argument("--fedjax-python", help="an interpreter that has fedjax")
+    parser.add_argument("--page", type=Path, help="write this page, with plots beside it")
     parser.add_argument("--turns", type=int, help="of each system on each task; 9, or 3 if quick")
     parser.add_argument("--tasks", nargs="+", choices=[t for t in TASKS if t != MEMORY])
     parser.add_argument("--quick", action="store_true", help="fewer tasks and turns")
     arguments = parser.parse_args()
     quick = arguments.quick
+    before = facts(arguments.turns or (3 if quick else 9))
     tasks = ["2NN, 10 a round", "no-op, 2NN"] if quick else [t for t in TASKS if t != MEMORY]
-    bench = Bench(systems(arguments.flower_python, arguments.pfl_python))
+    bench = Bench(systems(arguments.flower_python, arguments.pfl_python, arguments.fedjax_python))
     rows, turns = [], {}
     for task in arguments.tasks or tasks:
         print(f"{task} …", flush=True)
@@ -347,11 +400,13 @@ def main():
             print(f"  {row[1]}: {row[2]:,.3g} clients/s, {row[5]:.3g} ms of CPU", flush=True)
         rows += found
     print("start-up and memory …", flush=True)
-    names = [BEST] if quick else [BEST, PFL, FLOWER]
+    names = [BEST] if quick else [NAIVE, BEST, PFL, FLOWER, FEDJAX]
+    names = names if not arguments.page else [NAIVE, BEST, PFL, FLOWER, FEDJAX]
     starts = bench.start_up(names, 1 if quick else 3)
     memory = bench.memory(names)
     columns = ("task", "system", "clients/s", "least", "most", "CPU ms",
-               "× naive", "× with DataLoader", "× pfl", "× Flower", "target")  # fmt: skip
+               "× naive", "× with DataLoader", "× pfl", "× Flower", "× FedJAX",
+               "target")  # fmt: skip
     report(
         "simulation",
         columns,
@@ -362,6 +417,17 @@ def main():
         start_up_s=starts,
         memory_mb=memory,
     )
+    if arguments.page:
+        found = {
+            "command": "python benchmarks/simulation.py" + options(arguments),
+            "machine": before,
+            "versions": versions(bench.told),
+            "skipped": bench.skipped,
+            "rows": [dict(zip(columns, row, strict=True)) for row in rows],
+            "start_up_s": starts,
+            "memory_mb": memory,
+        }
+        simulation_page.write(found, arguments.page)
     for name, seconds in starts.items():
         aim = f" (target < {START_TARGET_S})" if name == BEST else ""
         print(f"{name}: {statistics.median(seconds):.1f} s from start to first round{aim}")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from simulation_tasks import BATCH, FOREVER, LEARNING_RATE, SEED, child, loss_of
+from simulation_tasks import BATCH, DEVICE, FOREVER, LEARNING_RATE, SEED, child, loss_of
 
 from fedloom.client import Client
 from fedloom.protocol.version import __version__
@@ -17,7 +17,7 @@ class Idle(Client):
         return params, 1, {}
 
 
-def experiment_of(task, kernel, workers):
+def experiment_of(task, kernel, workers, precision="float32"):
     """The task for `simulate`."""
     x, y = task.data()
     shards = np.arange(task.clients * task.examples).reshape(task.clients, task.examples)
@@ -39,16 +39,20 @@ def experiment_of(task, kernel, workers):
             }
         ),
         client=None if task.trains else lambda name: Idle(),  # noqa: ARG005
-        engine=EngineSettings(kernel=kernel, workers=workers),
+        engine=EngineSettings(kernel=kernel, workers=workers, device=DEVICE, precision=precision),
         test_every=0,
     )
 
 
 def main():
-    arguments, task, gate = child(__doc__, "--kernel", "--workers")
+    arguments, task, gate = child(__doc__, "--kernel", "--workers", "--precision", "--save")
     workers = int(arguments.workers or 2)
-    experiment = experiment_of(task, arguments.kernel or "auto", workers)
-    result = simulate(experiment, on_round=lambda _: not gate(), show=False)
+    experiment = experiment_of(
+        task, arguments.kernel or "auto", workers, arguments.precision or "float32"
+    )
+    result = simulate(experiment, on_round=lambda *_: not gate(), show=False)
+    if arguments.save:
+        np.savez(arguments.save, **result.params)
     model = task.model()
     model.load_state_dict({name: torch.tensor(value) for name, value in result.params.items()})
     gate.tell(loss=loss_of(model, task), version=__version__, engine=result.engine)

@@ -13,7 +13,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from simulation_flower_client import app
-from simulation_tasks import FOREVER, child, loss_of
+from simulation_tasks import DEVICE, FOREVER, child, loss_of
 
 os.environ.update(FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0")
 
@@ -62,12 +62,15 @@ def main():
             server,
             app,
             num_supernodes=task.clients,
-            backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+            backend_config={
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.5 * (DEVICE != "cpu")}
+            },
         )
     model = task.network()
     if task.trains:
         model.load_state_dict(strategy.arrays.to_torch_state_dict())
-    gate.tell(loss=loss_of(model, task), version=importlib.metadata.version("flwr"))
+    flower, ray = (importlib.metadata.version(name) for name in ("flwr", "ray"))
+    gate.tell(loss=loss_of(model, task), version=f"{flower} (Ray {ray})")
 
 
 if __name__ == "__main__":

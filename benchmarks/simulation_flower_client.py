@@ -5,7 +5,7 @@ import functools
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from simulation_tasks import TASKS, fit
+from simulation_tasks import ALL_TASKS, fit
 
 app = ClientApp()
 
@@ -14,21 +14,21 @@ app = ClientApp()
 def data_of(name):
     """A task's data, once in each actor."""
     torch.set_num_threads(1)
-    return TASKS[name].data()
+    return ALL_TASKS[name].data()
 
 
 @app.train()
 def train(message, context):
     """What an actor does for one client."""
     name = message.content["config"]["task"]
-    task = TASKS[name]
+    task = ALL_TASKS[name]
     if task.trains:
         x, y = data_of(name)
         client = context.node_config["partition-id"]
         model = task.network()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         fit(model, x[client], y[client])
-        arrays = ArrayRecord(model.state_dict())
+        arrays = ArrayRecord(model.cpu().state_dict())
     else:
         arrays = ArrayRecord(message.content["arrays"].to_numpy_ndarrays())
     metrics = MetricRecord({"num-examples": task.examples})

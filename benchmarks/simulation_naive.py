@@ -7,7 +7,7 @@ import copy
 
 import numpy as np
 import torch
-from simulation_tasks import BATCH, LEARNING_RATE, SEED, child, fit, loss_of
+from simulation_tasks import BATCH, DEVICE, LEARNING_RATE, SEED, child, fit, loss_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 def fit_loader(model, x, y):
     """One epoch with a DataLoader."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    for batch, target in DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=True):
+    for batch, target in DataLoader(
+        TensorDataset(x.to(DEVICE), y.to(DEVICE)), batch_size=BATCH, shuffle=True
+    ):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(batch), target).backward()
         optimizer.step()
@@ -25,7 +27,7 @@ def main():
     arguments, task, gate = child(__doc__, "--loader")
     train = fit_loader if arguments.loader else fit
     x, y = task.data()
-    model = task.model()
+    model = task.model().to(DEVICE)
     generator = np.random.default_rng(SEED)
     while True:
         sums = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
@@ -35,11 +37,11 @@ def main():
             if task.trains:
                 train(local, x[client], y[client])
             for name, tensor in local.state_dict().items():
-                sums[name] += tensor
+                sums[name] += tensor.to(sums[name].device)
         model.load_state_dict({name: total / len(cohort) for name, total in sums.items()})
         if not gate():
             break
-    gate.tell(loss=loss_of(model, task))
+    gate.tell(loss=loss_of(model.cpu(), task))
 
 
 if __name__ == "__main__":

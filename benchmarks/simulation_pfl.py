@@ -45,7 +45,8 @@ def with_loss(network):
     """A module as pfl takes it."""
 
     def loss(x, y):
-        return nn.functional.cross_entropy(network.train()(x), y)
+        device = next(network.parameters()).device  # pfl takes a GPU if there is one
+        return nn.functional.cross_entropy(network.train()(x.to(device)), y.to(device))
 
     def metrics(x, y):
         return {"loss": Weighted(loss(x, y).item() * len(y), len(y))}
@@ -97,7 +98,7 @@ def main():
         callbacks=[Gated(gate)],
         send_metrics_to_platform=False,
     )
-    gate.tell(loss=loss_of(network, task), version=importlib.metadata.version("pfl"))
+    gate.tell(loss=loss_of(network.cpu(), task), version=importlib.metadata.version("pfl"))
 
 
 if __name__ == "__main__":

@@ -13,19 +13,26 @@ import json
 import re
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from crc32c import crc32c
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
 from numpy.typing import NDArray
 
+from fedloom.protocol import masking
 from fedloom.protocol.codecs import codec
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.manifest import Manifest, read_manifest
+from fedloom.protocol.masking import encoding, keys, shamir, statements
+from fedloom.protocol.task_description import task_seed
 from fedloom.protocol.tensors.container import read_params, write_params
 from fedloom.protocol.transport import methods
 from fedloom.protocol.trust import identity, signing, tokens
+from fedloom.protocol.trust.signed_bytes import to_sign
 from fedloom.protocol.updates.addends import add_update
 from fedloom.protocol.updates.compression import describe, encode
 from fedloom.protocol.updates.message import TensorPart, write_body
@@ -313,6 +320,200 @@ def signatures() -> dict[str, Any]:
     return {"offers": made}
 
 
+def secagg() -> dict[str, Any]:
+    """Masking sessions: each function by itself, then three whole sessions."""
+    pid, sid, key = (bytes([i]) * 32 for i in (1, 2, 3))
+    task = fleet_pb2.Task(
+        key=fleet_pb2.TaskKey(run=RUN, round=3),
+        kind=fleet_pb2.TASK_KIND_TRAIN,
+        model=fleet_pb2.ModelRef(digest="ab", size_bytes=512),
+        train=fleet_pb2.TrainSettings(epochs=2, learning_rate=0.1, only=["head.*", "tail"]),
+        config={
+            "b": fleet_pb2.Scalar(bool_value=False),
+            "a": fleet_pb2.Scalar(double_value=-0.5),
+            "é": fleet_pb2.Scalar(string_value="x"),
+        },
+        deadline_s=600.0,
+        seed=7,
+    )
+    terms = {"sum_bits": 32, "exponent": -3, "group": 64, "run_seed": 2**64 - 1}
+    core = masking.task_core(task, **terms, metrics={"loss": 8.0, "accuracy": 1.0})
+    coefficients = [5, 2**255, shamir.PRIME - 1]
+    nonces = {f"client-{i}": bytes([i]) * 32 for i in range(7)}
+    stream = np.zeros(8 * 2**20 + 8, np.uint8)
+    layout = masking.BodyLayout(sum_bits=64, num_values=len(stream) // 8, num_words=0)
+    masking.apply_streams(stream, layout, [masking.MaskStream(key, 1)])
+    return {
+        "digest": encoding.digest("label", b"bytes", "text", 5, -1, 0.5).hex(),
+        "bitmap": {
+            "members": [0, 3, 9],
+            "size": 10,
+            "bytes": encoding.to_bitmap({0, 3, 9}, 10).hex(),
+        },
+        "core": {
+            "task": task.SerializeToString(deterministic=True).hex(),
+            **{name: str(value) for name, value in terms.items()},
+            "metrics": {"loss": 8.0, "accuracy": 1.0},
+            "core": core.hex(),
+        },
+        "pid": encoding.protocol_id("hospitals", RUN, 3, 1, core).hex(),
+        "sid": encoding.session_id(pid, 1, [sid, key]).hex(),
+        "seed": {
+            "run_seed": "12345",
+            "round": "3",
+            "name": "calm-heron-27",
+            "seed": str(task_seed(12345, 3, "calm-heron-27")),
+        },
+        "keys": {
+            "seed": key.hex(),
+            "pair_private": keys.pair_private(key, pid).private_bytes_raw().hex(),
+            "self_mask_key": keys.self_mask_key(key, sid).hex(),
+            "self_commitment": keys.self_commitment(pid, "calm-heron-27", key).hex(),
+        },
+        "stream": {
+            "key": key.hex(),
+            "words": [str(word) for word in stream[:64].view("<u8").tolist()],
+            "word_2_20": str(stream[-8:].view("<u8").tolist()[0]),
+        },
+        "shamir": {
+            "coefficients": [str(value) for value in coefficients],
+            "shares": [str(shamir.polynomial(coefficients, x)) for x in range(1, 6)],
+        },
+        "statements": {
+            "shared": [0, 1, 2, 4],
+            "masked": [0, 2, 4],
+            "size": 5,
+            "agree": to_sign(
+                statements.AGREE,
+                statements.agree_digest(
+                    sid, encoding.to_bitmap({0, 1, 2, 4}, 5), encoding.to_bitmap({0, 2, 4}, 5)
+                ),
+            ).hex(),
+            "closed": to_sign(statements.CLOSED, statements.closed_digest(sid)).hex(),
+        },
+        "draw": {
+            "nonces": {name: nonce.hex() for name, nonce in nonces.items()},
+            "coverage": "0.5",
+            "group": 3,
+            "sessions": [list(s) for s in masking.draw_sessions(pid, "0.5", nonces, 3)],
+        },
+        "bodies": {str(bits): _masked_body(bits) for bits in (16, 24, 32, 64)},
+        "sessions": [
+            _masked_session(1, 16, shared=(0, 1, 3, 4), masked=(0, 1, 3, 4), revealed=(0, 1, 3, 4)),
+            _masked_session(2, 24, shared=range(5), masked=(0, 2, 3, 4), revealed=(0, 2, 3, 4)),
+            _masked_session(3, 32, shared=range(5), masked=range(5), revealed=(0, 1, 2, 3)),
+        ],
+    }
+
+
+def _masked_body(bits: int) -> dict[str, Any]:
+    """A body of seven values and two words, and the same under two masks."""
+    most = 2 ** (bits - 1)
+    values, words = [0, 1, -1, most - 1, -most, 12345, -12345], [2**62, -5]
+    layout = masking.BodyLayout(sum_bits=bits, num_values=7, num_words=2)
+    body = masking.write_body(layout, [np.array(values, np.int64)], words)
+    plain = body.tobytes().hex()
+    streams = [masking.MaskStream(bytes([7]) * 32, 1), masking.MaskStream(bytes([8]) * 32, -1)]
+    masking.apply_streams(body, layout, streams)
+    return {
+        "values": [str(value) for value in values],
+        "words": [str(word) for word in words],
+        "plain": plain,
+        "added": streams[0].key.hex(),
+        "subtracted": streams[1].key.hex(),
+        "masked": body.tobytes().hex(),
+    }
+
+
+def _random(name: str) -> shamir.Random:
+    """Bytes of SHA-256(name ‖ 0), SHA-256(name ‖ 1), …: the byte strings one after the other."""
+    blocks = (hashlib.sha256(name.encode() + bytes([i])).digest() for i in range(256))
+    stream = io.BytesIO(b"".join(blocks))
+    return stream.read
+
+
+def _masked_session(
+    attempt: int, bits: int, shared: Iterable[int], masked: Iterable[int], revealed: Iterable[int]
+) -> dict[str, Any]:
+    """A whole session of five members, of whom one drops out: every secret, and every message."""
+    names = [f"client-{i}" for i in range(5)]
+    terms = masking.RoundTerms(
+        federation="hospitals", run=RUN, round=3, attempt=attempt, core=bytes([9]) * 32, group=64
+    )
+    private = {
+        name: ec.derive_private_key(1000 + i, ec.SECP256R1()) for i, name in enumerate(names)
+    }
+    members = [
+        masking.Member(
+            terms,
+            name=name,
+            serial=f"{i:040x}",
+            sign=_fixed_signer(private[name]),
+            floors=masking.MaskingFloors(min_group=3),
+            random=_random(f"{name} {attempt}"),
+        )
+        for i, name in enumerate(names)
+    ]
+
+    def identify(advert: masking.Advert) -> masking.CertifiedKey:
+        key = private[advert.name].public_key()
+        return masking.CertifiedKey(name=advert.name, serial=advert.serial, key=key)
+
+    adverts = [member.advert for member in members]
+    dealt = [member.join(adverts, identify) for member in members]
+    roster = members[0].roster
+    assert roster is not None
+    survivors = masking.Survivors(shared=frozenset(shared), masked=frozenset(masked))
+    layout = masking.BodyLayout(sum_bits=bits, num_values=3, num_words=1)
+    total = np.zeros(layout.size_bytes, np.uint8)
+    bodies, plain = {}, {}
+    for i in sorted(survivors.shared):
+        mine = {j: dealt[j].shares[i] for j in survivors.shared - {i}}
+        members[i].receive(survivors.shared, mine)
+        body = masking.write_body(layout, [np.array([i, -100 * i, 7])], [i + 1])
+        plain[i] = body.tobytes().hex()
+        members[i].mask(body, layout)
+        bodies[i] = body.tobytes().hex()
+        if i in survivors.masked:
+            masking.add_body(total, layout, body)
+    signatures = {i: members[i].agree(survivors.masked) for i in sorted(survivors.masked)}
+    reveals = {i: members[i].reveal(signatures) for i in revealed}
+    found = masking.recover(roster, survivors, dict(enumerate(dealt)), reveals, {})
+    masking.apply_streams(total, layout, masking.leftover_masks(roster, survivors, found.seeds))
+    return {
+        "federation": terms.federation,
+        "run": terms.run,
+        "round": terms.round,
+        "attempt": attempt,
+        "core": terms.core.hex(),
+        "group": terms.group,
+        "pid": terms.pid.hex(),
+        "sid": roster.sid.hex(),
+        "sum_bits": bits,
+        "names": names,
+        "signing_keys": [1000 + i for i in range(5)],
+        "random": [f"{name} {attempt}" for name in names],
+        "shared": sorted(survivors.shared),
+        "masked": sorted(survivors.masked),
+        "revealed": sorted(reveals),
+        "adverts": [advert.to_bytes().hex() for advert in adverts],
+        "shares": [each.to_bytes().hex() for each in dealt],
+        "bodies": {str(i): {"plain": plain[i], "masked": bodies[i]} for i in bodies},
+        "agreements": {str(i): signature.hex() for i, signature in signatures.items()},
+        "reveals": {str(i): each.to_bytes(survivors).hex() for i, each in reveals.items()},
+        "seeds": {str(i): seed.hex() for i, seed in sorted(found.seeds.items())},
+        "sum": {
+            "values": [str(v) for v in masking.read_values(layout, total, 0, 3).tolist()],
+            "words": [str(word) for word in masking.read_words(layout, total)],
+        },
+    }
+
+
+def _fixed_signer(key: ec.EllipticCurvePrivateKey) -> masking.Sign:
+    """Signs as RFC 6979 says, so that vectors are the same each time; devices draw at random."""
+    return lambda data: key.sign(data, ec.ECDSA(SHA256(), deterministic_signing=True))
+
+
 def checksums() -> dict[str, Any]:
     """CRC-32C (Castagnoli) of a few strings; the second is its customary check value."""
     samples = (b"", b"123456789", bytes(32), bytes(range(256)))
@@ -333,6 +534,7 @@ def make() -> dict[str, dict[str, Any]]:
             "identities.json": identities(),
             "signatures.json": signatures(),
             "checksums.json": checksums(),
+            "secagg.json": secagg(),
         }
 
 

@@ -63,11 +63,7 @@ def imported(body, known):
 
 
 def cycle(graph):
-    """A cycle in a graph of names, or an empty list if there is none.
-
-    >>> cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}})
-    ['b', 'c', 'b']
-    """
+    """A cycle in a graph of names, or an empty list if there is none."""
     done, path = set(), []
 
     def visit(name):

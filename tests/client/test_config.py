@@ -169,7 +169,5 @@ def test_an_invalid_address_is_refused(name, address):
 
 
 def test_a_folder_in_place_of_the_settings_is_refused(tmp_path):
-    with pytest.raises(
-        UsageError, match=f"{tmp_path}: Expected settings in a file that this user may read"
-    ):
+    with pytest.raises(UsageError, match=f"in a file, got the folder {tmp_path}"):
         load(tmp_path)

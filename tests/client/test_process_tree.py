@@ -43,9 +43,10 @@ def test_descendants_and_their_memory_and_time(parent):
     before, deadline = used(), time.monotonic() + 60
     while used() < before + 20 and time.monotonic() < deadline:
         time.sleep(0.01)
+    least = used()
     times = [psutil.Process(pid).cpu_times() for pid in family]
-    ticks = 100 * sum(each.user + each.system for each in times)
-    assert used() == pytest.approx(ticks, abs=20)
+    ticks = round(100 * sum(each.user + each.system for each in times))
+    assert least <= ticks <= used()  # they go on between the two readings
 
 
 def test_only_the_process_that_was_seen_is_killed(parent):

@@ -58,9 +58,8 @@ def watched(browser, scene, pressed):
     """Opens pages; fails the test if a page reports an error."""
     from support.browser import Watched
 
-    watched = Watched(browser, scene, pressed)
-    yield watched
-    assert watched.end() == []
+    with Watched(browser, scene, pressed) as watched:
+        yield watched
 
 
 @pytest.fixture(scope="session")
@@ -77,9 +76,8 @@ def reader(browser, archive, pressed):
     """Opens pages of the archive like `watched`."""
     from support.browser import Watched
 
-    watched = Watched(browser, archive, pressed)
-    yield watched
-    assert watched.end() == []
+    with Watched(browser, archive, pressed) as watched:
+        yield watched
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,11 @@
 
 import re
 
+import numpy as np
 import pytest
 from playwright.sync_api import expect
 
+from fedloom.client import load_file, save_file
 from fedloom.client.identity.enrol import enrol
 from fedloom.protocol.errors import FedloomError
 from support.browser import act, shoot, stays
@@ -25,6 +27,10 @@ def test_run_is_paused_resumed_and_stopped(watched, scene, busy):
     assert scene.run(busy)["state"] == "paused"
     act(page, "Resume")
     expect(page.locator(".head .tag")).to_have_text("running")
+    ranks = [("Priority, the highest comes first", "3"), ("Share, among runs of one priority", "2")]
+    act(page, "Priority", fields=ranks, yes="Change them")
+    wait_for(lambda: (scene.run(busy)["priority"], scene.run(busy)["share"]) == (3, 2), "no rank")
+    expect(page.locator(".facts")).to_contain_text("3, 2")
     act(page, "Stop run", yes="Stop the run")
     expect(page.locator(".head .tag")).to_have_text("stopped")
     assert scene.run(busy)["state"] == "stopped"
@@ -210,7 +216,7 @@ def test_run_is_started_from_the_form(watched, scene):
     shoot(page, "wrong-setting")
     page.get_by_label("Quorum").fill("2")
     page.get_by_role("button", name="Check").click()
-    expect(page.locator(".health")).to_contain_text("are valid")
+    expect(page.locator(".health").first).to_contain_text("are valid")
     page.get_by_label("All other settings").fill("[nonsense]\nx = 1")
     page.get_by_role("button", name="Start the run").click()
     expect(page.locator("#fault")).to_contain_text("nonsense")
@@ -219,6 +225,60 @@ def test_run_is_started_from_the_form(watched, scene):
     page.wait_for_url(re.compile(r"/runs/formed-"))
     expect(page.locator("h1")).to_contain_text("formed-")
     expect(page.locator(".head .tag")).to_have_text("finished")
+
+
+def test_a_new_run_begins_with_a_template_and_no_model(watched, scene):
+    """Nobody starts from another run's model by mistake."""
+    watched.forgiven.append("422")
+    page = watched.open("/runs/new")
+    expect(page.get_by_label("Name")).to_have_value("run")
+    expect(page.get_by_label("Clients evaluate each model")).to_be_checked()
+    expect(page.get_by_label("Initial model")).to_have_value("")
+    page.get_by_role("link", name="digits").click()
+    expect(page.get_by_label("Rounds")).to_have_value("25")
+    page.get_by_role("link", name="the last run").click()
+    expect(page.get_by_label("Initial model")).to_have_value("")
+    expect(page.get_by_role("link", name="the last run")).to_have_attribute("aria-current", "true")
+    page.get_by_role("button", name="Start the run").click()
+    expect(page.get_by_label("Initial model")).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#fault")).to_contain_text("a model to start from")
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1440, "light"), (390, "dark")], ids=["desktop", "phone"]
+)
+def test_a_model_is_uploaded_and_checked(watched, scene, axe, tmp_path, *, width, scheme):
+    """A file that is no model is refused; one with another tensor fits no client that trained."""
+    watched.forgiven += ["400", "422"]
+    page = watched.open("/runs/new", viewport={"width": width, "height": 860}, scheme=scheme)
+    page.get_by_label("Name").fill("checked")
+    page.get_by_label("Cohort goal").fill("2")
+    page.get_by_label("Quorum").fill("1")
+    (tmp_path / "bad.safetensors").write_bytes(b"no model")
+    page.get_by_label("Or upload one").set_input_files(tmp_path / "bad.safetensors")
+    expect(page.locator("#upload-state")).to_have_class("error")
+    expect(page.locator("#upload-state")).to_contain_text("bad.safetensors: Expected a safetensors")
+    shoot(page, f"upload-refused-{width}")
+    params = {
+        name: np.array(array)
+        for name, array in load_file(scene.folder / "initial.safetensors").items()
+    }
+    save_file({**params, "head": np.zeros(3, np.float32)}, tmp_path / "more.safetensors")
+    page.get_by_label("Or upload one").set_input_files(tmp_path / "more.safetensors")
+    expect(page.locator("#upload-state")).to_contain_text("more.safetensors:")
+    page.get_by_role("button", name="Check").click()
+    expect(page.locator("#fleet")).to_contain_text("lack the tensor head")
+    assert axe(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    shoot(page, f"fleet-check-{width}")
+    save_file(params, tmp_path / "same.safetensors")
+    page.get_by_label("Or upload one").set_input_files(tmp_path / "same.safetensors")
+    expect(page.locator("#upload-state")).to_contain_text("same.safetensors:")
+    page.get_by_role("button", name="Check").click()
+    expect(page.locator("#fleet")).not_to_contain_text("lack")
+    page.get_by_label("Rounds").fill("1")
+    page.get_by_role("button", name="Start the run").click()
+    page.wait_for_url(re.compile(r"/runs/checked-"))
 
 
 @pytest.mark.parametrize("path", ["/", "/runs/{busy}", "/clients/oak"])

@@ -80,9 +80,11 @@ def test_empty_server_shows_the_next_step(browser, pressed, tmp_path, axe):
         assert axe(page) == []
         page.get_by_role("link", name="Create a token").click()
         expect(page.get_by_role("heading", name="Create a token")).to_be_visible()
-        for path in ("/runs", "/clients", "/models", "/compare", "/runs/new"):
+        for path in ("/runs", "/clients", "/models", "/compare"):
             page.goto(scene.url + path)
             expect(page.locator(".empty")).to_be_visible()
+        page.goto(scene.url + "/runs/new")
+        expect(page.locator("main")).to_contain_text("The server has no model yet. Upload one")
         assert watched.end() == []
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedloom.simulation.data.transforms import TRANSFORMS, pipeline
 from fedloom.simulation.partition import PARTITIONERS
 from fedloom.simulation.sources import SOURCES
 from fedloom.strategies.setting_checks import parameters
@@ -53,7 +54,20 @@ def test_the_configuration_names_source_and_partition():
     assert partition.keys() - {"name"} <= parameters(PARTITIONERS[partition["name"]]).keys()
 
 
-@pytest.mark.parametrize(("heading", "known"), [("Sources", SOURCES), ("Partitions", PARTITIONERS)])
+def test_the_transforms_of_the_example_support_its_images():
+    """They are built, and keep the shape of CIFAR's images."""
+    block = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
+    table = tomllib.loads(block)["data"]
+    assert table["source"] == "cifar10"
+    made = pipeline(table["transform"])
+    assert len(made.steps) == 3
+    assert made.output_shape((3, 32, 32), "float32", ()) == (3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("heading", "known"),
+    [("Sources", SOURCES), ("Transforms", TRANSFORMS), ("Partitions", PARTITIONERS)],
+)
 def test_tables_name_everything_with_its_settings(heading, known):
     """And nothing that does not exist."""
     named = {}

@@ -11,6 +11,7 @@ FOLDERS = (
     "docs",
     "docs/adr",
     "docs/strategies",
+    "docs/tutorials",
     "benchmarks",
     "client_sdk",
     "server",

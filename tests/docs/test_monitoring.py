@@ -100,6 +100,13 @@ def test_every_alert_has_advice():
         assert f"`{rule['alert']}`" in GUIDE
 
 
+def test_failing_clients_and_rounds_have_alerts():
+    """A round that fails, and a client that fails in rounds that do not."""
+    asked = " ".join(rule["expr"] for rule in _rules())
+    for name in ("fedloom_clients_failing", 'fedloom_rounds_total{outcome="abandoned"', "paused"):
+        assert name in asked
+
+
 def test_the_guide_has_every_metric():
     """`print(scrape.table())` regenerates the table."""
     assert table().strip() in GUIDE

@@ -1,5 +1,6 @@
 """docs/strategies/privacy.md: its example prints the shown output, its tables are complete."""
 
+import math
 import re
 import tomllib
 from dataclasses import MISSING, fields
@@ -8,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from fedloom.server.planning.spec import parse
-from fedloom.strategies.privacy import Privacy, Releases, Spending, composed_epsilon, epsilon
+from fedloom.strategies.masking.sessions import honest
+from fedloom.strategies.privacy import (
+    Privacy,
+    Releases,
+    Spending,
+    calibrate,
+    composed_epsilon,
+    epsilon,
+)
 
 pytest.importorskip("dp_accounting")
 
@@ -77,3 +86,16 @@ def test_the_table_of_several_runs_is_computed():
         assert each == ", ".join(f"{one:.3f}" for one in own)
         assert total == f"{sum(own):.3f}"
         assert together == f"{composed_epsilon(runs, 1e-6):.3f}"
+
+
+def test_the_table_of_masking_sessions_is_computed():
+    """Noise multipliers for epsilon 8 of 50 rounds, and the deviation of a mean of 100 clients."""
+    rows = re.findall(r"^\| `(\w+)` \| (\d\.\d+) \| (\d\.\d+) \|", PAGE, re.MULTILINE)
+    kinds = {"dp_fedavg": {}, "distributed": {"summed": True}, "local": {"local": True}}
+    assert [name for name, *_ in rows] == list(kinds)
+    for name, noise, on_mean in rows:
+        found = calibrate(Releases(noise_multiplier=1.0, **kinds[name]), 50, 1e-5, 8.0)
+        assert f"{found:.4f}" == noise
+        shares = {"dp_fedavg": found, "local": found * 10,
+                  "distributed": found * math.sqrt(2 * 50 / honest(50))}  # fmt: skip
+        assert f"{shares[name] / 100:.4f}" == on_mean

@@ -1,102 +1,23 @@
-"""The README: its walk-through works, its snippets run, its tables are correct."""
+"""The README: it says what the project is, and its two commands are those that CI runs."""
 
 import re
 from pathlib import Path
 
-import click
-import numpy as np
-import pytest
-
-from fedloom.cli.main import EPILOG, main
-from fedloom.client import load_file
-from support import walk
-
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
 
 
-@pytest.mark.long
-@pytest.mark.e2e
-def test_the_walk_through_ends_with_a_model(tmp_path):
-    """Runs every file and command with real processes on free ports, and compares the output."""
-    with walk.Walk(tmp_path, walk.free_ports(["7443", "7444"])) as walking:
-        for step in walk.steps(README):
-            walking.take(step)
-    model = load_file(tmp_path / "model.safetensors")
-    np.testing.assert_allclose(model["weight"], [[2.0, -1.0]], atol=0.1)
-    np.testing.assert_allclose(model["bias"], [0.5], atol=0.1)
+def test_it_says_what_it_is_then_shows_the_picture_then_two_commands():
+    """In this order, on one screen: `make demo` and `make test`."""
+    first, _, _ = README.partition("## Watch it")
+    order = [first.index(text) for text in ("trains one model", "It is for", "demo.png", "$ make")]
+    assert order == sorted(order)
+    assert re.findall(r"^\$ (make .*)$", first, re.MULTILINE) == ["make demo", "make test"]
 
 
-def test_a_walk_through_is_compared_line_by_line():
-    """Numbers, digests and times may differ; other text may not."""
-    printed = "took 21 ms\nmodel 7edabd1d1bd0\nloss 0.009634  done\n"
-    assert (
-        walk.missing(["took 2 min 05 s", "model 06990cfec82f", "loss 0.1   done"], printed) is None
-    )
-    assert walk.missing(["…", "loss 1 done"], printed) is None
-    assert walk.missing(["took …", "…"], printed) is None
-    assert walk.missing(["took 1 s", "loss 1 done"], printed) == "loss 1 done"
-    assert walk.missing(["…", "loss 1 failed"], printed) == "loss 1 failed"
-    assert walk.missing(["took 1 s"], printed) == "(the end)"
-    assert walk.missing(["took 1 s"], printed, ended=False) is None
-
-
-def _snippet(containing):
-    (found,) = [
-        body for body in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if containing in body
-    ]
-    return found
-
-
-def test_the_partial_update_covers_what_its_comments_state(updates_of):
-    """A tensor, ten rows, and the positions of the mask."""
-    names = {}
-    exec(_snippet("SliceOf("), names)
-    params = {
-        "head": np.zeros(3, np.float32),
-        "embedding": np.zeros((30, 4), np.float32),
-        "hidden": np.array([[-1.0, 0.0], [1.0, 2.0]], np.float32),
-        "unsent": np.zeros(2, np.float32),
-    }
-    header = updates_of(names["Reader"](), params, weighting="client")
-    assert header.weight == 60.0
-    assert header.training.num_examples == 120
-    kinds = {part.tensor: part.WhichOneof("coverage") for part in header.parts}
-    assert kinds == {"head": "full", "embedding": "slice", "hidden": "mask"}
-
-
-def test_the_pytorch_client_trains_the_same_model(updates_of):
-    """It can replace a device of the walk-through."""
-    pytest.importorskip("torch")
-    names = {}
-    exec(_snippet("TorchClient("), names)
-    params = {"weight": np.zeros((1, 2), np.float32), "bias": np.zeros(1, np.float32)}
-    header = updates_of(names["client"], params, weighting="examples")
-    assert header.training.num_examples == 200
-    assert header.evaluation.num_examples == 200
-    assert header.training.values["loss"] < header.evaluation.values["loss"]
-
-
-def test_every_command_is_in_the_table():
-    """And nothing that is not a command."""
-    people = "operator|device|researcher|anybody"
-    rows = re.findall(rf"^\| (`fedloom .*?) \| (?:{people})", README, re.MULTILINE)
-    listed = set()
-    for row in rows:
-        (group, *first), *others = (words.split() for words in re.findall("`([^`]*)`", row))
-        group, *first = first  # the first word is fedloom
-        listed |= {(group, *leaf) for leaf in [first, *others]}
-    context = click.Context(main)
-    there = set()
-    for name in main.list_commands(context):
-        command = main.get_command(context, name)
-        leaves = command.list_commands(context) if isinstance(command, click.Group) else []
-        there |= {(name, leaf) for leaf in leaves} or {(name,)}
-    assert listed == there
-
-
-def test_exit_codes_are_those_of_the_command_line():
-    """The table and the epilogue of `fedloom --help` agree."""
-    table = re.findall(r"^\| (\d+) \| (.*?) \|$", README, re.MULTILINE)
-    for code, meaning in table:
-        assert f"  {code}  {meaning.replace('`', '')}\n" in EPILOG
-    assert len(table) == len(re.findall(r"^  \d+  ", EPILOG, re.MULTILINE))
+def test_ci_runs_the_commands_of_the_readme():
+    """`.ci/run` makes the targets, as the README types them."""
+    ran = re.findall(r"^scripts/timed\.sh (.*)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    targets = re.findall(r"[\w-]+", " ".join(ran))
+    for name in re.findall(r"^\$ make (\w+)", README, re.MULTILINE):
+        assert name in targets

@@ -10,6 +10,8 @@ import pytest
 from fedloom.server.planning.spec import parse
 from fedloom.simulation.training.attacks import ATTACKS
 from fedloom.strategies import AGGREGATIONS
+from fedloom.strategies.masking.over_sessions import RULES
+from fedloom.strategies.masking.sessions import session_sizes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "strategies" / "robust.md").read_text("utf-8")
 
@@ -30,7 +32,20 @@ def test_a_run_accepts_the_first_table():
     table = tomllib.loads(blocks("toml")[0])
     spec = parse({"train": {"epochs": 1, "learning_rate": 0.1}, **table})
     assert spec.build_strategy().aggregation.num_byzantine == 3
-    assert tomllib.loads(blocks("toml")[1])["attack"]["name"] in ATTACKS
+    assert tomllib.loads(blocks("toml")[2])["attack"]["name"] in ATTACKS
+
+
+def test_a_run_accepts_the_table_of_sessions():
+    """Its round has as many sessions, and bears as many, as the page says."""
+    table = tomllib.loads(blocks("toml")[1])
+    run = {"train": {"epochs": 1, "learning_rate": 0.1}, "max_abs": 0.5, "weighting": "uniform"}
+    spec = parse({**run, **table})
+    sizes = session_sizes(200, table["masking"]["group"])
+    assert (len(sizes), set(sizes)) == (7, {28, 29})
+    assert spec.build_strategy().aggregation.tolerated(7) == 3
+    assert spec.needs == "sessions"
+    for name in RULES:
+        assert re.search(rf"^\| `{name}` \| .*3 \|$", PAGE, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)

@@ -13,11 +13,17 @@ PAGE = (ROOT / "docs" / "simulation.md").read_text("utf-8")
 
 @pytest.mark.long
 def test_its_python_runs(capsys):
-    """The first example trains and prints an accuracy and a digest; the second builds its parts."""
-    from_settings, from_parts = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    """`run` prints its result; settings train to an accuracy and a digest; parts make the same."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    in_ten_lines, from_settings, from_parts, with_hooks = blocks
     names = {}
     exec(compile(from_parts, "docs/simulation.md", "exec"), names)
     assert len(names["result"].records) == 3
+    exec(compile(with_hooks, "docs/simulation.md", "exec"), names)
+    assert {"f1", "auc"} <= names["result"].records[-1].test.keys()
+    capsys.readouterr()
+    exec(compile(in_ten_lines, "docs/simulation.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("Result(rounds: 5, accuracy: ")
     exec(compile(from_settings, "docs/simulation.md", "exec"), {})
     accuracy, digest = capsys.readouterr().out.split()
     assert 0.1 < float(accuracy) <= 1

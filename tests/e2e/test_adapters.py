@@ -47,7 +47,9 @@ def mean_function(model, number):
     return total / mass + model.get(REST, 0.0)
 
 
-@pytest.mark.parametrize("adapters", ["drop", "send", "stack"])
+@pytest.mark.parametrize(
+    "adapters", ["send", *(pytest.param(a, marks=pytest.mark.long) for a in ("drop", "stack"))]
+)
 def test_two_devices_of_different_rank(tmp_path, adapters):
     """After each round, the function is the mean of the devices' functions, or the best of it."""
     start = model_of(rest=adapters != "drop")
@@ -97,7 +99,9 @@ def module_of(params):
     return root
 
 
-@pytest.mark.parametrize("adapters", [SETTINGS["adapters"], {"aggregate": "stack"}])
+@pytest.mark.parametrize(
+    "adapters", [SETTINGS["adapters"], pytest.param({"aggregate": "stack"}, marks=pytest.mark.long)]
+)
 def test_a_simulation_ends_with_the_same_bits(tmp_path, adapters):
     """The same clients of different rank, simulated and on a server."""
     start, settings = model_of(rest=True), {**SETTINGS, "adapters": adapters}

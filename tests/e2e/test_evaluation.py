@@ -122,7 +122,7 @@ def test_one_client_decides_no_shown_metric(tmp_path, table, mean):
         assert ("loss 0.001061 (median 2.55)" in preview["consequence"]) == marked
         for path, words in (
             (f"/runs/{run}", "disagrees with the mean"),
-            (f"/runs/{run}/rounds", "median 2.55"),
+            (f"/runs/{run}/rounds", "the median of the clients is 2.55"),
             (f"/runs/{run}/rounds/1", "mean and median disagree"),
             (f"/models/{digest}", "mean and median disagree"),
         ):

@@ -110,7 +110,9 @@ def test_guessed_tokens_cost_no_transactions(runner, federation, commits):
         assert set(codes) == {Code.BAD_TOKEN, Code.BUSY}
         assert len(commits) - before <= 4 + 2 * (time.monotonic() - began)
         rows = {row.code: row.times for row in federation.refusals() if not row.client}
-        assert rows == {str(code): codes.count(code) for code in set(codes)}
+        assert rows.keys() == {str(code) for code in set(codes)}
+        assert all(rows[str(code)] >= codes.count(code) for code in set(codes))
+        assert sum(rows.values()) <= 1 + 25 * STRANGER_STREAMS  # some answers were not waited for
 
     runner.run(scene())
 

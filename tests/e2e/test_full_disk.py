@@ -2,6 +2,9 @@
 
 import asyncio
 import errno
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from fedloom.server.rounds import fold, storage_retry
 from fedloom.server.storage.model_store import ModelStore
 from support.agents import Adder, Agents, result, submit, until
 from support.federation import Federation
+from support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
@@ -83,3 +87,45 @@ def test_a_round_waits_for_its_storage(tmp_path, monkeypatch, owner, method, err
     asyncio.run(main())
     assert len(calls) > 2
     assert not list((tmp_path / "server" / "models").glob("*.tmp"))
+
+
+ON_A_FULL_DISK = """
+mount -t tmpfs -o size=20m none disk || exit 77
+fedloom() { "$PYTHON" -m fedloom.cli.main "$@"; }
+fill() { dd if=/dev/zero of=disk/filler bs=4k 2>/dev/null; }
+fill
+fedloom server init --dir disk/new; echo "code $?"
+rm disk/filler
+fedloom server init --dir disk/s --fleet 127.0.0.1:0 --enrolment 127.0.0.1:0 >/dev/null
+sed -i 's/^console = "auto"/console = ""/' disk/s/server.toml
+"$PYTHON" -m fedloom.cli.main server run --dir disk/s --ready disk/ready & server=$!
+while ! [ -e disk/ready ]; do sleep 0.1; done
+fill
+fedloom token create --dir disk/s; echo "code $?"
+kill -9 $server; wait $server
+fedloom server run --dir disk/s; echo "code $?"
+"""
+
+
+@pytest.mark.long
+def test_a_full_file_system_is_said_in_plain_words(tmp_path):
+    """While a server is created, at a request, and when a server starts again: exit code 5."""
+    (tmp_path / "disk").mkdir()
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", ON_A_FULL_DISK],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip("this user may mount nothing")
+    assert done.stdout.split("code ")[1:] == ["5\n", "5\n", "5\n"], done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(said) == 3, done.stderr
+    assert "error: The disk is full" in said[0]
+    assert all("is full" in line and "free some space" in line for line in said)
+    assert "Traceback" not in done.stderr
+    assert "sqlalche.me" not in done.stderr

@@ -8,6 +8,7 @@ import pytest
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.planning.privacy_budget import reserved, spent
+from fedloom.server.rounds.manager import NoBudgetError
 from fedloom.server.spending.privacy_ledger import read_book
 from fedloom.server.storage.pruning import prune
 from support.agents import Adder, Held, played, submit, until
@@ -114,7 +115,7 @@ def test_of_two_runs_at_once_one_passes(tmp_path):
         await set_budget(federation, gaussian(5) * 1.001)
         asked = [private(federation, 3), private(federation, 3)]
         ended = await asyncio.gather(*asked, return_exceptions=True)
-        assert [type(each) for each in ended].count(UsageError) == 1
+        assert [type(each) for each in ended].count(NoBudgetError) == 1
         [run] = [each for each in ended if isinstance(each, str)]
         await federation.ended(run)
         assert figures(federation, "bob")[0] == pytest.approx(gaussian(3))

@@ -21,6 +21,8 @@ from support.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
+BEST = {"metric": "loss", "mode": "min", "stale": 0, "patience": 0}
+
 
 def fill(directory, tmp_path):
     """A run of two committed rounds; returns the digests of its three models."""
@@ -44,7 +46,8 @@ def fill(directory, tmp_path):
         ledger.close_round("run", number)
         result = {
             "model_out": digests[number], "strategy_state": None, "training": {},
-            "evaluation": {}, "counts": True,
+            "evaluation": {"num_examples": 1, "values": {"loss": 4.0 - number}}, "counts": True,
+            "best": {**BEST, "round": number - 1, "value": 4.0 - number, "measured_in": number},
         }  # fmt: skip
         ledger.commit_round("run", number, result, 10)
     ledger.close()
@@ -83,12 +86,16 @@ def test_a_killed_rollback_is_complete_or_not_begun(tmp_path, place, done):
         process = serve(directory, log)
         try:
             control = Control(directory)
-            assert control.get("runs", "run")["model"] == digests[1 if done else 2]
+            found = control.get("runs", "run")
+            assert found["model"] == digests[1 if done else 2]
+            assert found["best"]["round"] == (0 if done else 1)
+            assert found["best"]["model"] == digests[0 if done else 1]
             again = control.post("runs", "run", "rollback", body={"round": 1})
             assert again["changed"] is not done
             found = control.get("runs", "run")
             assert (found["model"], found["rounds_committed"]) == (digests[1], 1)
             assert [r["undone_at"] is not None for r in found["rounds"][:2]] == [False, True]
+            assert (found["best"]["round"], found["best"]["value"]) == (0, 3.0)
         finally:
             process.terminate()
             process.wait(PATIENCE_S)

@@ -10,7 +10,7 @@ def pytest_collection_modifyitems(config, items):
     """Skip these tests unless the environment requests them."""
     if os.environ.get(EVERY):
         return
-    here = Path(__file__).parent
-    ours = [item for item in items if here in item.path.parents]
+    here = f"tests/{Path(__file__).parent.name}/"  # text: comparing paths takes seconds
+    ours = [item for item in items if item.nodeid.startswith(here)]
     config.hook.pytest_deselected(items=ours)
-    items[:] = [item for item in items if here not in item.path.parents]
+    items[:] = [item for item in items if not item.nodeid.startswith(here)]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from fedloom.protocol.task_description import (
     DifferenceRef,
     FileRef,
     TaskDescription,
+    TaskMasking,
     UpdateBounds,
     task_seed,
 )
@@ -97,13 +99,28 @@ tasks = st.builds(
     ),
     run_name=st.text(),
     training_round=counts,
+    masking=st.none()
+    | st.builds(
+        TaskMasking,
+        attempt=st.integers(1, 3),
+        sum_bits=st.sampled_from([16, 24, 32, 64]),
+        exponent=st.integers(-40, 60),
+        group=st.integers(3, 128),
+        run_seed=st.integers(-(2**63), 2**63 - 1),
+        metrics=st.dictionaries(st.text(), numbers),
+        max_examples=counts,
+        session_s=numbers,
+    ),
 )
 
 
 @pytest.mark.long
 @given(tasks)
 def test_a_task_survives_a_round_trip(task):
-    """Through the bytes of the wire, with each type of value."""
+    """Through the bytes of the wire, with each type of value; noise of a masked task is shared."""
+    if task.privacy is not None:
+        privacy = replace(task.privacy, in_session=task.masking is not None)
+        task = replace(task, privacy=privacy)
     message = fleet_pb2.Task.FromString(to_message(task).SerializeToString())
     found = from_message(message)
     assert found == task
@@ -172,6 +189,15 @@ def test_values_that_differ_between_clients_are_set_on_a_copy():
     assert for_client(common, "bob", 7, None).memory_round == 0
     assert common.seed == 0
     assert task_seed(7, 3, "ann") != task_seed(7, 3, "bob")
+
+
+def test_the_seed_of_a_masked_task_follows_from_what_all_members_know():
+    """A device can check its own: the run's seed is in the task."""
+    masking = TaskMasking(
+        sum_bits=32, exponent=20, group=8, run_seed=7, max_examples=9, session_s=1
+    )
+    task = for_client(to_message(replace(TASK, masking=masking)), "ann", 7, None)
+    assert task.seed == task_seed(task.masking.run_seed, task.key.round, "ann")
 
 
 def test_a_task_names_the_files_that_its_client_may_download():

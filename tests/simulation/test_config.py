@@ -24,11 +24,14 @@ DIGITS = ROOT / "simulations" / "examples" / "digits.toml"
         ({"data.clients": 3000}, "as many as there are examples, got 3000"),
         ({"data.partition.alpha": 1e-4}, "each of 20 clients at least 1"),
         ({"data.clients": 1.5}, "clients as a whole number >= 1, got 1.5"),
-        ({"data.partition": "iid"}, "a partition as a table"),
+        ({"data.partition": 3}, "a partition"),
         ({"data.source": "digit"}, "Did you mean 'digits'"),
         ({"data": {"source": "mnist", "folder": "/nowhere"}}, "Set folder"),
         ({"data": 5}, r"Expected a table \[data\], got 5"),
-        ({"model.name": "resnet"}, "a model's name, or FILE.py:NAME, got 'resnet'. Known: "),
+        (
+            {"model.name": "resnet"},
+            "FILE.py:NAME, got 'resnet'. Did you mean 'resnet18-gn'\\? Known: ",
+        ),
         ({"model.name": 3}, "model.name as text, got 3"),
         ({"model": {"name": "mlp", "hidden": [-5]}}, "model.hidden as a list of sizes"),
         ({"model": {"name": "mlp", "hidden": 3}}, "model.hidden as a list of sizes"),
@@ -38,10 +41,10 @@ DIGITS = ROOT / "simulations" / "examples" / "digits.toml"
         ({"optimizer.name": "sgd", "optimizer.moment": 1}, "Did you mean 'momentum'"),
         ({"client.code": 3}, "client.code as"),
         ({"client.code": "nowhere.py:make"}, "no file nowhere.py"),
-        ({"engine.kernel": "slow"}, "engine.kernel of auto"),
+        ({"engine.kernel": "slow"}, "engine.kernel, got 'slow'. Known: auto, "),
         ({"engine.workers": 0}, "engine.workers >= 1"),
-        ({"engine.backend": "dask"}, "engine.backend of local, ray"),
-        ({"engine.device": "tpu"}, "engine.device of auto"),
+        ({"engine.backend": "dask"}, "engine.backend, got 'dask'. Known: local, ray"),
+        ({"engine.device": "tpu"}, "engine.device, got 'tpu'. Did you mean 'cpu'"),
         ({"engine.threads": 4}, "Unknown setting 'engine.threads'. Known: backend"),
         ({"evaluate": True}, "held-out examples on the clients"),
         ({"train.learning_rate": -1.0}, "learning_rate > 0"),
@@ -85,14 +88,14 @@ def test_an_engine_that_does_not_support_the_model_is_refused(change, message, m
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model.name": "char-lstm"}, r"inputs float32 \[1, 8, 8\] and targets int64: Runtime"),
+        ({"model.name": "char-lstm"}, r"inputs float32 \[1, 8, 8\] and targets int64 .*: Runtime"),
         ({"model.loss": "binary_cross_entropy"}, "Choose another model.name or model.loss"),
         ({"model": {"name": "mlp", "hidden": [], "loss": "mse"}}, "UserWarning: Using a target"),
         (
             {"model.loss": "{own}:each"},
             r"one number, the mean over a batch; it returned .* shape \(2,\)",
         ),
-        ({"model.name": "{own}:broken"}, r"KeyError in .*own.py, line 5: 'weights'"),
+        ({"model.name": "{own}:broken"}, r"own.py, line 5, `raise Key.*`: KeyError: 'weights'"),
     ],
     ids=["model", "loss", "broadcast", "many", "constructor"],
 )
@@ -128,8 +131,8 @@ def test_a_failed_training_names_its_client_and_line(tmp_path, monkeypatch):
         place = ["--out", str(tmp_path / workers), "--workers", workers]
         ended = CliRunner().invoke(main, [*arguments, *place])
         assert ended.exit_code == 2
-        assert "own.py, line 4: no camera at client-0" in ended.output
-        assert "failed: RuntimeError in " in ended.output
+        assert "own.py, line 4, `raise RuntimeError(" in ended.output
+        assert "`: RuntimeError: no camera at client-0" in ended.output
         assert "Traceback" not in ended.output
     monkeypatch.setenv("FEDLOOM_TRACEBACK", "1")
     ended = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path / "3"), "--workers", "2"])
@@ -137,7 +140,7 @@ def test_a_failed_training_names_its_client_and_line(tmp_path, monkeypatch):
 
 
 def test_an_experiment_is_a_file(tmp_path):
-    with pytest.raises(UsageError, match="Is a directory"):
+    with pytest.raises(UsageError, match="in a file, got the folder"):
         config.load(tmp_path)
 
 
@@ -213,7 +216,7 @@ def test_the_command_prints_json_and_an_exit_code(tmp_path):
     assert "updates refused, such as client-0" in json.loads(stopped.output)["stopped"]
     wrong = runner.invoke(main, [*words, "--set", "stop.acuracy=1", "--out", str(tmp_path / "c")])
     assert wrong.exit_code == 2
-    assert "got acuracy" in wrong.output
+    assert "Did you mean 'accuracy'" in wrong.output
 
 
 @pytest.mark.long
@@ -223,6 +226,21 @@ def test_describe_trains_nothing(tmp_path):
     assert told["clients"] == "20"
     assert told["kernel"].startswith("channels-last: convolutions are faster")
     assert [path.name for path in tmp_path.iterdir()] == ["partition.png"]
+
+
+@pytest.mark.long
+def test_describe_lists_metrics_goals_and_the_folder_of_failures():
+    changes = ("test.metrics.F=f1", "stop={accuracy = 0.9, F = {at_least = 0.3}}")
+    words = ["simulate", str(DIGITS), "--describe", "--json"]
+    for change in (*changes, "engine.debug=failures"):
+        words += ["--set", change]
+    told = json.loads(CliRunner().invoke(main, words).output)
+    assert told["metrics"] == "F (fedloom.simulation.metrics:f1)"
+    assert told["stop"] == "accuracy >= 0.9 or F >= 0.3 on the test examples"
+    assert told["debug"] == "inputs of clients that fail are stored in failures"
+    wrong = CliRunner().invoke(main, [*words, "--set", "stop.auc=0.5"])
+    assert wrong.exit_code == 2
+    assert "'auc', which is not measured" in wrong.output
 
 
 @pytest.mark.long

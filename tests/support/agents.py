@@ -144,9 +144,12 @@ def played(tmp_path, scenario, **settings):
 
 
 def configure(path, **settings):
-    """Set a fixed port of a server, and other settings as TOML text."""
+    """Set a fixed port of a server, and other settings as TOML text; a dictionary is a table."""
     text = path.read_text().replace("127.0.0.1:0", f"127.0.0.1:{steady_port()}", 1)
     for name, value in settings.items():
+        if isinstance(value, dict):
+            text += f"\n[{name}]\n" + "".join(f"{key} = {each}\n" for key, each in value.items())
+            continue
         text, found = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
         assert found == 1, name
     path.write_text(text)

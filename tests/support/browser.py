@@ -57,6 +57,13 @@ class Watched:
         if not request.url.startswith((self._scene.url, "data:", "blob:")):
             self.wrong.append(f"a request to {request.url}")
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        wrong = self.end()
+        assert kind is not None or wrong == []
+
     def end(self):
         """Close everything and return the errors."""
         for context in self._contexts:

@@ -17,24 +17,26 @@ ANY = "\0"
 WATCH = """(() => {
   const told = (key) => window.pressedControl(key.replace(/\\s+/g, " ").trim());
   const place = (e) => e.closest("form")?.getAttribute("action") ?? "";
+  const dataOf = (e) => e.getAttributeNames().find((name) => name.startsWith("data-"));
   let act = null;
   addEventListener("click", (event) => {
     const e = event.target.closest?.("button, a");
     if (!e) return;
     if (e.tagName === "A") return told(`link ${e.getAttribute("href")} ${e.textContent}`);
-    if (e.dataset.act) { act = e; return; }
-    const data = Object.keys(e.dataset)[0];
-    if (e.id || data) told(`button ${e.id ? "#" + e.id : "data-" + data}`);
+    act = e.dataset.act && !e.dataset.bulk ? e : e.closest("#confirm") ? act : null;
+    if (act === e) return;
+    const data = dataOf(e);
+    if (e.id || data) told(`button ${e.id ? "#" + e.id : data}`);
     else told(`button ${place(e)} ${e.textContent}`);
   }, true);
   addEventListener("submit", (event) => {
     const form = event.target;
     if (!form.closest("#confirm")) return told(`form ${form.getAttribute("action")}`);
-    told(`act ${act.textContent} ${act.dataset.act.split("/").pop()}`);
+    if (act) told(`act ${act.textContent} ${act.dataset.act.split("/").pop()}`);
   }, true);
   addEventListener("change", (event) => {
     const e = event.target;
-    if (e.name) told(`field ${place(e)} ${e.name}`);
+    if (e.name || dataOf(e)) told(`field ${place(e)} ${e.name || dataOf(e)}`);
   }, true);
 })();"""
 """Runs in every page before its own scripts, and tells what is pressed."""
@@ -56,7 +58,8 @@ class _Reader(HTMLParser):
             if self._form:
                 self.found.add(f"form {self._form}")
         elif tag in ("input", "select", "textarea") and given.get("type") != "hidden":
-            self.found.add(f"field {self._form} {given['name']}")
+            name = given.get("name") or next(n for n in given if n.startswith("data-"))
+            self.found.add(" ".join(f"field {self._form} {name}".split()))
         elif tag == "button" and "data-act" not in given:
             self._begin_button(given)
         elif tag == "a" and given.get("href", "").startswith(("/", ANY)):
@@ -107,6 +110,11 @@ def controls():
 
 
 def is_pressed(control, pressed):
-    """Whether a control was pressed."""
-    pattern = re.compile(re.escape(control).replace(r"\*", ".*"))
+    """Whether a control was pressed; a field that a macro draws, in any form.
+
+    >>> is_pressed("field study", {"field /runs study"}), is_pressed("link /a", {"link /ab"})
+    (True, False)
+    """
+    words = re.escape(control).replace(r"\*", ".*")
+    pattern = re.compile(re.sub(r"^field\\ (?=[^/]*$)", r"field (/\\S* )?", words))
     return any(pattern.fullmatch(name) for name in pressed)

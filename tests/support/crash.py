@@ -255,6 +255,13 @@ def replayed_model(initial, rounds, buffers):
 class CrashTest:
     """A run with kills."""
 
+    num_processes = NUM_PROCESSES
+    client_places = CLIENT_PLACES
+    client_script = "crash_client.py"
+    client_options = ()
+    kill_s = 10.0
+    shape = (1000, 700)
+
     def __init__(
         self, directory, kills, seed, rounds, aggregation="mean", *, strategy=None, buffered=False,
         private=False,
@@ -274,8 +281,8 @@ class CrashTest:
         self.clients = []
         self.waiting_since = None
         self.initial = {
-            "weight": np.zeros((1000, 700), np.float32),
-            "bias": np.zeros(700, np.float32),
+            "weight": np.zeros(self.shape, np.float32),
+            "bias": np.zeros(self.shape[1], np.float32),
         }
 
     @property
@@ -338,8 +345,7 @@ class CrashTest:
         models = ModelStore(self.state / "models")
         write_file(self.directory / "initial.safetensors", self.initial)
         digest = models.add(self.directory / "initial.safetensors")
-        kind = {"buffered": self.buffered, "private": self.private}
-        run = parse(spec(self.rounds, self.aggregation, self.strategy, **kind))
+        run = parse(self.spec())
         ledger = Ledger.in_directory(self.state)
         ledger.add_run(
             {"id": "crash-1", "name": run.name, "spec": run.as_dict(), "state": "running",
@@ -347,6 +353,11 @@ class CrashTest:
             models.path(digest).stat().st_size,
         )  # fmt: skip
         ledger.close()
+
+    def spec(self):
+        """The settings of the run."""
+        kind = {"buffered": self.buffered, "private": self.private}
+        return spec(self.rounds, self.aggregation, self.strategy, **kind)
 
     def run(self):
         begun = time.monotonic()
@@ -367,17 +378,17 @@ class CrashTest:
 
     def fire(self):
         """Start all processes, kill and restart them until the run has finished."""
-        each = NUM_CLIENTS // NUM_PROCESSES
-        script = str(Path(__file__).with_name("crash_client.py"))
-        for number in range(NUM_PROCESSES):
+        each = NUM_CLIENTS // self.num_processes
+        script = str(Path(__file__).with_name(self.client_script))
+        for number in range(self.num_processes):
             names = [f"c{number * each + i}" for i in range(each)]
             configs = [str(self.directory / name / "client.toml") for name in names]
-            command = [sys.executable, script, *configs]
-            self.clients.append(Process(f"clients {number}", command, CLIENT_PLACES, self.log))
+            command = [sys.executable, script, *self.client_options, *configs]
+            self.clients.append(Process(f"clients {number}", command, self.client_places, self.log))
         self.start_server(armed=self.kills > 0)
         for process in self.clients:
-            process.start(self.rng, armed=self.kills > 0)
-        deadline = time.monotonic() + DEADLINE_S + 10 * self.kills
+            process.start(self.rng, self.arms(process))
+        deadline = time.monotonic() + DEADLINE_S + self.kill_s * self.kills
         while not self.finished():
             if time.monotonic() > deadline:
                 raise AssertionError(f"no end in sight: {json.dumps(self.report.kills)}")
@@ -394,12 +405,19 @@ class CrashTest:
             if process.died():
                 place = f"{process.name.split()[0]}: {process.place}"
                 self.report.kills[place] = self.report.kills.get(place, 0) + 1
+                self.killed(process)
                 time.sleep(RESTART_PAUSE_S)
-                armed = self.report.num_kills < self.kills
                 if process is self.server:
-                    self.start_server(armed=armed)
+                    self.start_server(armed=self.arms(process))
                 else:
-                    process.start(self.rng, armed)
+                    process.start(self.rng, self.arms(process))
+
+    def arms(self, process):
+        """Whether a process that starts is to be killed."""
+        return self.report.num_kills < self.kills
+
+    def killed(self, process):
+        """Look at what a process has left, before it starts again."""
 
     def finished(self):
         ledger = Ledger.in_directory(self.state)

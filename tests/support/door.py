@@ -184,6 +184,18 @@ class Door:
         assert status == 201, run
         return run["id"]
 
+    def commit(self, run, number, model, **result):
+        """Commit a round in the ledger, without the run's driver."""
+        ledger = self.contexts.ledger
+        row = {
+            "run": run, "number": number, "kind": "train", "opened_at": 0.0, "deadline_at": 1.0,
+            "model_in": ledger.run(run).model,
+        }  # fmt: skip
+        ledger.open_round(row, [])
+        ledger.close_round(run, number)
+        empty = {"strategy_state": None, "training": {}, "evaluation": {}, "counts": True}
+        ledger.commit_round(run, number, {**empty, "model_out": model, **result}, 10)
+
     def temporaries(self):
         """Files in the model store that are not models."""
         return [p for p in (self.directory / "models").iterdir() if p.suffix != ".safetensors"]

@@ -286,6 +286,11 @@ class Federation:
             await channel.close()
         await self.server.__aexit__(None, None, None)
 
+    async def restart(self):
+        """Stop the server and start another one over the same folder."""
+        await self.server.__aexit__(None, None, None)
+        await self.start()
+
     # ---- identities ----------------------------------------------------------------------
 
     def add_token(self, client, life_s=600.0):

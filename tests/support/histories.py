@@ -52,6 +52,8 @@ def history(
                 training={} if given_up else metrics,
                 spread={"training": _spread(metrics)} if spread and not given_up else {},
                 test=metrics if number % test_every == 0 and not given_up else {},
+                bytes_down=800_000 * (cohort - lost),
+                bytes_up=200_000 * (cohort - lost),
                 virtual_s=virtual_s if virtual else None,
                 wall_s=wall_s,
                 round_wall_s=round_s,

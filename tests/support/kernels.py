@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedloom.client import Kind, Task, Weighting
-from fedloom.client.torch import TorchClient, parameters
+from fedloom.client.torch import TorchClient, augment, parameters
 from fedloom.simulation.data.population import Examples, Population, numbered
 from fedloom.simulation.kernels.base import ClientJob, RoundTask
 from fedloom.strategies import Plain, RoundSettings
@@ -15,7 +15,15 @@ SIZES = (23, 20, 7, 41)
 
 
 def population(
-    *, shape=(12,), sizes=SIZES, classes=4, dtype=np.float32, held_out=True, places=(), tokens=False
+    *,
+    shape=(12,),
+    sizes=SIZES,
+    classes=4,
+    dtype=np.float32,
+    held_out=True,
+    places=(),
+    tokens=False,
+    transform=None,
 ):
     """Clients of unequal sizes; targets are class numbers at each place."""
     rng = np.random.default_rng(0)
@@ -35,6 +43,7 @@ def population(
         held_out_shards=[shard[: i * 3] for i, shard in enumerate(shards)] if held_out else None,
         test=test,
         num_classes=classes,
+        transform=None if transform is None else augment.Pipeline.of(transform),
     )
 
 
@@ -101,6 +110,7 @@ def deployed(  # noqa: PLR0917 - a test says what it compares
         pair(people.shards[job.client]),
         loss,
         evaluate=None if held_out is None else pair(held_out[job.client]),
+        transform=people.transform,
         **({} if optimizer is None else {"optimizer": optimizer}),
     )
     asked = Task(

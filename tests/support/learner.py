@@ -41,6 +41,7 @@ def learn(experiment, settings, on_round, out):
         test = {} if trouble == "blind" else {"accuracy": value, "loss": 1 - value}
         record = RoundRecord(round=i, trained=i, kind="train", state="committed", test=test)
         records.append(record)
+        time.sleep(settings.get("config.pause_s", 0))
         if on_round(record):
             break
     return Result(records=tuple(records), params={}, digest="", folder=None, engine="learner")

@@ -38,6 +38,7 @@ _FENCE = re.compile(
 _NUMBER = r"\d+(?:[.,:]\d+)*(?:e[-+]?\d+)?"
 _VARIABLE = (
     (re.compile(r"━[━╸╺]*"), "━"),
+    (re.compile(r"─+"), "─"),  # a frame is longer where a figure in it is shorter
     (re.compile(r"(?<![.\d])\b[0-9a-f]{6,64}\b"), "#"),
     (re.compile(rf"{_NUMBER} (ms|s|min|h|d)\b( \d+ (s|min|h)\b)?"), "#"),
     (re.compile(_NUMBER), "#"),

@@ -18,6 +18,14 @@ from fedloom.protocol.version import __version__
 TRACEBACK = "FEDLOOM_TRACEBACK"
 
 COMMANDS = {
+    "new": LazyCommand(
+        "fedloom.cli.project.command:new",
+        "Write a folder with training code, data, a run and tests, which work as they are.",
+    ),
+    "up": LazyCommand(
+        "fedloom.simulation.project.command:up",
+        "Train in a folder of `fedloom new`: a server and its clients on this machine.",
+    ),
     "server": LazyCommand("fedloom.server.commands:server", "Create a server and run it."),
     "token": LazyCommand("fedloom.cli.operator.tokens:token", "Invite devices by one-time tokens."),
     "client": LazyCommand(
@@ -85,7 +93,12 @@ COMMANDS = {
 
 EPILOG = f"""\
 \b
-A first run, on one machine:
+A first run, in two commands:
+  fedloom new machines
+  fedloom up machines
+
+\b
+The same by hand:
   fedloom server init
   fedloom server run &
   fedloom token create --client laptop
@@ -130,6 +143,9 @@ class Root(LazyGroup):
 
 
 def _report(ctx: click.Context, error: Exception) -> NoReturn:
+    if isinstance(error, click.UsageError) and (words := _surplus(error)):
+        said = f"Expected fewer arguments, got {words} too many; see its options above."
+        error = click.UsageError(said, error.ctx)
     if isinstance(error, click.ClickException):
         if not ctx.meta.get(JSON):
             raise error
@@ -146,6 +162,12 @@ def _report(ctx: click.Context, error: Exception) -> NoReturn:
     ctx.exit(code)
 
 
+def _surplus(error: click.UsageError) -> str:
+    """The arguments that a command does not take, of click's message about them."""
+    _, found, words = error.message.partition("Got unexpected extra argument")
+    return words.strip("s ()") if found else ""
+
+
 def _describe(error: Exception) -> tuple[dict[str, Any], int]:
     from fedloom.protocol import errors  # noqa: PLC0415 - it imports grpc
 
@@ -156,7 +178,9 @@ def _describe(error: Exception) -> tuple[dict[str, Any], int]:
             "use --json."
         )
     if isinstance(error, OSError):
-        error = errors.UnavailableError(f"{error}")
+        from fedloom.cli.common.os_errors import described  # noqa: PLC0415 - as above
+
+        error = described(error)
     if isinstance(error, errors.Refusal):
         return {"kind": "refused", "message": str(error), "code": error.code}, error.exit_code
     if isinstance(error, errors.FedloomError):

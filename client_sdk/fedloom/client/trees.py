@@ -128,7 +128,10 @@ class TreeClient(Client):
                 self._data,
                 num_boost_round=task.settings.steps or task.settings.epochs or 1,
                 xgb_model=before,
+                callbacks=[_until_stopped(xgboost, task)],
             )
+        if task.dropped:  # the result is not sent
+            return Update({}, self._data.num_row())
         place = _packed(grown, 0 if before is None else before.num_boosted_rounds())
         capacity = params[TREES].shape[2]
         if len(place) > capacity:
@@ -266,6 +269,19 @@ def _threads(settings: Mapping[str, Any]) -> Iterator[Any]:
     xgboost = _xgboost()
     with xgboost.config_context(nthread=int(settings.get("nthread", _DEFAULTS["nthread"]))):
         yield xgboost
+
+
+def _until_stopped(xgboost: Any, task: Task) -> Any:
+    """A callback of XGBoost that reports progress, and ends the boosting on request."""
+    rounds = task.settings.steps or task.settings.epochs or 1
+
+    class UntilStopped(xgboost.callback.TrainingCallback):  # type: ignore[misc]
+        def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+            del model, evals_log
+            task.progress((epoch + 1, rounds))
+            return task.should_stop()
+
+    return UntilStopped()
 
 
 def _xgboost() -> Any:

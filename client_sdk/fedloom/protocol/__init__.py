@@ -11,6 +11,7 @@
 tensors    tensors as bytes: the safetensors container, checks of values, model differences
 updates    an update on the wire: header, body, compression, exact sums
 codecs     quantised, sparse, low-rank and lossless forms of tensors
+masking    secure aggregation: keys, shares, masks, the device's side of a session
 trust      identities, signatures, tokens, key files
 transport  gRPC methods, statuses and channel settings
 errors     the tree of errors, and the table of refusal codes

@@ -98,6 +98,7 @@ class Code(StrEnum):
     NOT_IN_COHORT = "not_in_cohort", "PERMISSION_DENIED"
     CONFLICTING_UPDATE = "conflicting_update", "ALREADY_EXISTS"
     WRONG_MODEL = "wrong_model", "FAILED_PRECONDITION", Reaction.DROP, "update"
+    MASKING_REFUSED = "masking_refused", "FAILED_PRECONDITION"
     # the update
     MALFORMED = "malformed", "INVALID_ARGUMENT", Reaction.DROP, "update"
     UNKNOWN_TENSOR = "unknown_tensor", "INVALID_ARGUMENT", Reaction.DROP, "update"

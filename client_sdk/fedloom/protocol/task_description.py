@@ -61,11 +61,13 @@ class UpdateBounds:
         max_abs: largest magnitude of a value.
         max_weight: largest weight.
         max_bytes: longest body.
+        max_norm: largest norm of a masked update, which its device checks; None for any.
     """
 
     max_abs: float
     max_weight: float
     max_bytes: int
+    max_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +77,42 @@ class DevicePrivacy:
     Attributes:
         clip: Euclidean norm to which the whole update is scaled down.
         count_within: also report whether the update was within the clip.
-        noise_multiplier: standard deviation of the device's noise / clip; 0: none.
+        noise_multiplier: standard deviation of the device's noise / clip; 0: none. In a masked task
+            that of the noise of its session, of which the device adds a share.
         seeded: for simulation, derives the noise from the task's seed.
+        in_session: whether the task is masked.
     """
 
     clip: float
     count_within: bool = False
     noise_multiplier: float = 0.0
     seeded: bool = False
+    in_session: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskMasking:
+    """How the updates of a task are masked, the same for all members.
+
+    Attributes:
+        attempt: number of this try at masking the round, from 1.
+        sum_bits: bits of a value in the sum.
+        exponent: the step of the sum is 2^-exponent at weight 1.
+        group: most members of a session.
+        run_seed: from which each client's seed follows, `task_seed`; no server chooses one of them.
+        metrics: metric → bound of its magnitude; no others are sent.
+        max_examples: largest number of examples that counts for a metric.
+        session_s: seconds after the roster in which a session ends.
+    """
+
+    attempt: int = 1
+    sum_bits: int
+    exponent: int
+    group: int
+    run_seed: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    max_examples: int
+    session_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +142,7 @@ class TaskDescription:
         adapters: what is averaged of low-rank adapters.
         training_round: number of the training round, from 1, without evaluation and abandoned
             rounds; of an evaluation round, that of the last committed training; 0: not known.
+        masking: of the update; None: it is sent in clear.
     """
 
     run: str
@@ -135,6 +166,7 @@ class TaskDescription:
     run_name: str = ""
     adapters: Adapters = field(default_factory=Adapters)
     training_round: int = 0
+    masking: TaskMasking | None = None
 
     @property
     def train(self) -> bool:

@@ -12,6 +12,7 @@ from fedloom.protocol.task_description import (
     FileRef,
     Scalar,
     TaskDescription,
+    TaskMasking,
     UpdateBounds,
     check_config,
     task_seed,
@@ -59,6 +60,7 @@ def to_message(task: TaskDescription) -> fleet_pb2.Task:
             max_abs=task.bounds.max_abs,
             max_weight=task.bounds.max_weight,
             max_bytes=task.bounds.max_bytes,
+            max_norm=task.bounds.max_norm or 0.0,
         ),
         config={name: _scalar_message(value) for name, value in task.config.items()},
         deadline_s=task.deadline_s,
@@ -78,6 +80,7 @@ def to_message(task: TaskDescription) -> fleet_pb2.Task:
         run_name=task.run_name,
         adapters=_adapters_message(task.adapters),
         training_round=task.training_round,
+        masking=None if task.masking is None else _masking_message(task.masking),
     )
 
 
@@ -153,6 +156,19 @@ def _adapters_message(adapters: Adapters) -> fleet_pb2.Adapters | None:
     )
 
 
+def _masking_message(masking: TaskMasking) -> fleet_pb2.Masking:
+    return fleet_pb2.Masking(
+        attempt=masking.attempt,
+        sum_bits=masking.sum_bits,
+        exponent=masking.exponent,
+        group=masking.group,
+        run_seed=masking.run_seed,
+        metrics=masking.metrics,
+        max_examples=masking.max_examples,
+        session_s=masking.session_s,
+    )
+
+
 def _scalar_message(value: Scalar) -> fleet_pb2.Scalar:
     match value:
         case bool():
@@ -203,6 +219,7 @@ def from_message(message: fleet_pb2.Task) -> TaskDescription:
             run_name=message.run_name,
             adapters=_adapters(message.adapters),
             training_round=message.training_round,
+            masking=_masking(message),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise UsageError(f"Expected a task that this version knows, got: {error}.") from error
@@ -246,7 +263,10 @@ def _bounds(message: fleet_pb2.Task) -> UpdateBounds | None:
         return None
     limits = message.limits
     return UpdateBounds(
-        max_abs=limits.max_abs, max_weight=limits.max_weight, max_bytes=limits.max_bytes
+        max_abs=limits.max_abs,
+        max_weight=limits.max_weight,
+        max_bytes=limits.max_bytes,
+        max_norm=limits.max_norm or None,
     )
 
 
@@ -274,6 +294,23 @@ def _privacy(message: fleet_pb2.Task) -> DevicePrivacy | None:
         count_within=asked.count_within,
         noise_multiplier=asked.noise_multiplier,
         seeded=asked.seeded,
+        in_session=message.HasField("masking"),
+    )
+
+
+def _masking(message: fleet_pb2.Task) -> TaskMasking | None:
+    if not message.HasField("masking"):
+        return None
+    asked = message.masking
+    return TaskMasking(
+        attempt=asked.attempt,
+        sum_bits=asked.sum_bits,
+        exponent=asked.exponent,
+        group=asked.group,
+        run_seed=asked.run_seed,
+        metrics=dict(asked.metrics),
+        max_examples=asked.max_examples,
+        session_s=asked.session_s,
     )
 
 

@@ -15,6 +15,7 @@ from fedloom.protocol.tracing import Tracing
 from fedloom.protocol.transport import chunk_size
 from fedloom.protocol.transport.methods import CHUNK_BYTES
 from fedloom.protocol.trust.private_files import private_opener
+from fedloom.server.client_failures import ClientRules
 from fedloom.server.oidc_config import OidcConfig
 
 FILE = "server.toml"
@@ -30,8 +31,9 @@ PRIVATE = (
 )
 """Names in the state directory whose modes are narrowed if they are wide; wide keys are refused."""
 
-_OPTIONAL = ("oidc", "tracing", "flower", "flower_apps")
-"""Tables that are not in a new file: docs/console-security.md, docs/metrics.md, docs/flower.md."""
+_OPTIONAL = ("clients", "oidc", "tracing", "flower", "flower_apps")
+"""Tables that are not in a new file: docs/operating.md, docs/console-security.md, docs/metrics.md,
+docs/flower.md."""
 
 AUTO = "auto"
 """Value of `console`: the first free port on loopback."""
@@ -65,11 +67,16 @@ class ServerConfig:
         doc="rate of downloads that no task needs, of all clients together, while a round is open; "
         "bytes per second",
     )
+    max_running: int = setting(
+        0,
+        doc="runs that are running at once in each study; further ones wait in a queue; 0: no "
+        "limit",
+    )
     max_model_bytes: int = setting(1 << 40, doc="largest model that a run may start from, bytes")
     keep_models: int = setting(
         100,
-        doc="latest committed models kept of each run, beside its initial, current and promoted "
-        "ones; 0: all",
+        doc="latest committed models kept of each run, beside its initial, current, best and "
+        "promoted ones; 0: all",
     )
     keep_audit_s: float = setting(
         6 * 365 * 24 * 3600.0,
@@ -97,6 +104,9 @@ class ServerConfig:
     database: str = setting("", doc="SQLAlchemy URL; empty: ledger.sqlite beside this file")
     metrics_open: bool = setting(
         False, doc="whether programs on this machine may read /metrics without a token"
+    )
+    clients: ClientRules = setting(
+        default_factory=ClientRules, doc="clients that fail again and again"
     )
     tracing: Tracing = setting(default_factory=Tracing, doc="where traces are sent")
     oidc: OidcConfig | None = setting(
@@ -127,7 +137,7 @@ class ServerConfig:
         ):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise UsageError(f"Expected {name} > 0, got {getattr(self, name)}.")
-        for name in ("keep_models", "late_renewal_s", "keep_audit_s"):
+        for name in ("max_running", "keep_models", "late_renewal_s", "keep_audit_s"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"Expected {name} >= 0, got {getattr(self, name)}.")
         chunk_size.check(self.chunk_bytes)
@@ -153,7 +163,7 @@ def split_address(address: str, name: str) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 <= int(port) <= 65535:
-        raise UsageError(f"Expected {name} as host:port, got {address!r}.")
+        raise UsageError(f"Expected {name} as host:port, such as 0.0.0.0:7443, got {address!r}.")
     return host.strip("[]"), int(port)
 
 

@@ -7,6 +7,7 @@ from fedloom.protocol.transport.chunk_size import Chunks
 from fedloom.server.access.audit_log import AuditLog
 from fedloom.server.access.context import AccessContext
 from fedloom.server.config import ServerConfig
+from fedloom.server.cool_off import CoolOffs
 from fedloom.server.event_hub import Hub
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.pacing import SharedRate
@@ -43,6 +44,7 @@ def assemble(
     noise: NoiseKeys,
     *,
     signing: SigningKey | None = None,
+    root_pem: bytes = b"",
     tracer: Tracer | None = None,
 ) -> ServerContext:
     """Assemble the contexts of a server.
@@ -52,20 +54,30 @@ def assemble(
         storage: its ledger and files.
         noise: keys of the noise of private runs.
         signing: signs what clients receive; None on plaintext loopback.
+        root_pem: the root of clients' certificates; empty on plaintext loopback.
         tracer: traces the steps of a round; None for no traces.
     """
     live, meters = Hub(), Meters()
     shared = {each.name: getattr(storage, each.name) for each in fields(StorageContext)}
     storage.in_ledger.observe = meters.ledger_s.observe
     sessions = Fleet(live)
+
+    def offered_again(client: str) -> None:
+        sessions.announce(client)
+        live.changed("clients")
+
     rounds = RoundsContext(
         **shared,
         fleet=sessions,
         noise=noise,
         signing=signing,
         live=live,
+        cool_offs=CoolOffs(config.clients, offered_again),
         meters=meters,
         tracer=tracer or Tracer(),
+        max_running=config.max_running,
+        federation=config.federation,
+        root_pem=root_pem,
     )
     audit_log = AuditLog(storage.ledger, storage.in_ledger, live)
     places, chunks = config.max_fast_transfers, Chunks(config.chunk_bytes)

@@ -36,18 +36,24 @@ Look = Callable[[], Any]
 """Describes a changed subject as a JSON value; None for no description."""
 
 
+Sees = Callable[[str, str], bool]
+"""Whether a watcher may see a topic and a subject."""
+
+
 class Watcher:
     """One reader of the stream.
 
     Args:
         topics: that it receives; empty for all but `log`.
         owner: name of the principal; empty for the server.
+        sees: whether it may see a change of a topic and a subject; None for all.
     """
 
-    __slots__ = ("_queue", "owner", "topics")
+    __slots__ = ("_queue", "owner", "sees", "topics")
 
-    def __init__(self, topics: frozenset[str], owner: str = "") -> None:
+    def __init__(self, topics: frozenset[str], owner: str = "", sees: Sees | None = None) -> None:
         self.topics = topics
+        self.sees = sees
         self.owner = owner
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(BACKLOG + 1)
 
@@ -118,14 +124,17 @@ class Hub:
             self._lines.append(entry)
             self._hurry()
 
-    def watch(self, topics: Collection[str] = (), owner: str = "") -> Watcher | None:
+    def watch(
+        self, topics: Collection[str] = (), owner: str = "", sees: Sees | None = None
+    ) -> Watcher | None:
         """Add a watcher, to be ended by `leave`; None at the limit in total or of the owner."""
         of_one = sum(watcher.owner == owner for watcher in self._watchers) if owner else 0
         if len(self._watchers) >= MAX_WATCHERS or of_one >= MAX_OF_ONE:
             return None
-        watcher = Watcher(frozenset(topics), owner)
+        watcher = Watcher(frozenset(topics), owner, sees)
         self._watchers.add(watcher)
-        watcher.offer(_event("hello", {"version": self.version}))
+        # The number of changes of others is not for a watcher that does not see them.
+        watcher.offer(_event("hello", {"version": 0 if sees else self.version}))
         if self._beating is None:
             self._beat_later()
         return watcher
@@ -154,30 +163,36 @@ class Hub:
         changed, self._changed = self._changed, {}
         lines, self._lines = self._lines, []
         events = [
-            (topic, _event(topic, {"subject": subject, "now": look()}))
+            (topic, subject, _event(topic, {"subject": subject, "now": look()}))
             for (topic, subject), look in changed.items()
         ]
         if lines:
-            events.append(("log", _event("log", lines)))
+            events.append(("log", "", _event("log", lines)))
         self._send(events)
 
     def _beat(self) -> None:
         self._beating = None
         if self._watchers:
-            self._send([("", _event("beat", {}))])
+            self._send([("", "", _event("beat", {}))])
             self._beat_later()
 
     def _beat_later(self) -> None:
         self._beating = asyncio.get_running_loop().call_later(self._beat_s, self._beat)
 
-    def _send(self, events: Iterable[tuple[str, bytes]]) -> None:
+    def _send(self, events: Iterable[tuple[str, str, bytes]]) -> None:
         events = list(events)
         cut: dict[frozenset[str], bytes] = {}
         for watcher in list(self._watchers):
-            topics = watcher.topics
-            if topics not in cut:
-                cut[topics] = b"".join(text for topic, text in events if _wanted(topic, topics))
-            if cut[topics] and not watcher.offer(cut[topics]):
+            topics, sees = watcher.topics, watcher.sees
+            if sees is not None:
+                seen = (e for e in events if not e[0] or sees(e[0], e[1]))
+                message = b"".join(text for topic, _, text in seen if _wanted(topic, topics))
+            else:
+                if topics not in cut:
+                    wanted = (text for topic, _, text in events if _wanted(topic, topics))
+                    cut[topics] = b"".join(wanted)
+                message = cut[topics]
+            if message and not watcher.offer(message):
                 log.info("a watcher of /v1/events does not read: disconnected")
                 self.leave(watcher)
 

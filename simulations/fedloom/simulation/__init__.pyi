@@ -5,6 +5,9 @@ from .data.population import Population as Population
 from .experiment import EngineSettings as EngineSettings
 from .experiment import Experiment as Experiment
 from .experiment import run_spec as run_spec
+from .output.history import ClientRecord as ClientRecord
 from .output.history import Result as Result
 from .output.history import RoundRecord as RoundRecord
+from .repeat_failure import replay as replay
+from .script import run as run
 from .wire.harness import over_the_wire as over_the_wire

@@ -5,35 +5,49 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from fedloom.protocol.errors import UnavailableError, UsageError
+from fedloom.server.engine import RunState
 from fedloom.server.planning import limits
+from fedloom.server.planning.best import mark
 from fedloom.server.planning.spec import RunSpec
+from fedloom.simulation.caller_state import preserved
 from fedloom.simulation.experiment import Experiment
-from fedloom.simulation.output import write_folder
+from fedloom.simulation.output import words, write_folder
 from fedloom.simulation.output.files import OutputFolder
-from fedloom.simulation.output.history import INTERRUPTED, Result, RoundRecord
+from fedloom.simulation.output.history import INTERRUPTED, ClientRecord, Result, RoundRecord
 from fedloom.simulation.output.progress import Progress
 from fedloom.simulation.output.summary import summary
+from fedloom.simulation.signature import check_takes
+from fedloom.simulation.training.evaluate import read_only
 from fedloom.simulation.training.simulator import Simulation
 from fedloom.simulation.workers.failures import NO_ROOM
-from fedloom.strategies.exact.grid import grid_lines
+from fedloom.strategies import Params
+from fedloom.strategies.masking.sessions import sum_lines
 from fedloom.strategies.privacy import claim_lines
 
-OnRound = Callable[[RoundRecord], bool | None]
+OnRound = Callable[[RoundRecord, Params], bool | None]
+"""Called with each round and the model after it, read-only arrays by name; True ends the run."""
+OnClient = Callable[[ClientRecord], object]
+Listener = Callable[[RoundRecord], object]
 CHECKPOINT = "checkpoint.safetensors"
 
 
+@preserved()
 def simulate(
     experiment: Experiment,
     *,
     out: Path | str | None = None,
     resume: bool = False,
+    accept_changes: bool = False,
     on_round: OnRound | None = None,
+    on_client: OnClient | None = None,
     show: bool = True,
     console: Console | None = None,
     command: str = "",
@@ -43,13 +57,19 @@ def simulate(
         result = simulate(experiment, out="out/first")
         print(result.best("accuracy"))
 
-    Ctrl-C ends it after the last finished round; `resume=True` continues to the same bits.
+    Ctrl-C ends it after the last finished round; `resume=True` continues to the same bits. Torch's
+    threads and all global random states are as before when it returns or raises.
 
     Args:
         experiment: what to simulate.
         out: folder for the report, plots, metrics, the model and the checkpoint; None for none.
         resume: continue the simulation in `out`; begin if there is none.
-        on_round: called with every round; if it returns True, the simulation ends.
+        accept_changes: with `resume`, continue also if the code, the examples or the initial model
+            changed, such as to correct an error; the folder's simulation.json names the changes.
+        on_round: called with every round and the model after it, read-only arrays by name. If it
+            returns True, the simulation ends after this round.
+        on_client: called with every client of a round, in the same order for any number of
+            workers, before `on_round`.
         show: show a progress display, and a summary at the end.
         console: for both; default: the terminal.
         command: that repeats the simulation, for the report.
@@ -58,31 +78,48 @@ def simulate(
         Every round and the last model.
 
     Raises:
-        UsageError: settings are invalid, or `out` holds another experiment.
+        UsageError: settings are invalid, or `out` holds another experiment, or one with other
+            code, examples or initial values.
         UnavailableError: a worker died, or the disk is full.
     """
-    if resume and out is None:
-        raise UsageError("resume needs the folder of a simulation; set out.")
+    _check_resumption(out, resume=resume, accept_changes=accept_changes)
+    if on_round is not None:
+        check_takes("on_round", on_round, "record", "params")
+    if on_client is not None:
+        check_takes("on_client", on_client, "record")
     console = console or Console()
     with ExitStack() as stack:
         folder = None
         if out is not None:
             stack.enter_context(_roomy(Path(out)))
             folder = stack.enter_context(OutputFolder(Path(out), resume=resume))
+            folder.check(write_folder.resolved(experiment))
+        running = _running(experiment, folder, resume=resume, accept_changes=accept_changes)
+        simulation = stack.enter_context(running)
+        if folder is not None:  # the experiment was not refused
             folder.configure(write_folder.given(experiment), write_folder.resolved(experiment))
-        simulation = stack.enter_context(_running(experiment, folder, resume=resume))
+            folder.note_changes(simulation.changes, simulation.progress.trained)
         before = folder.cut(simulation.progress.opened) if folder is not None else []
-        listeners = [on_round] if on_round is not None else []
+        listeners: list[Listener] = []
         if folder is not None:
-            tracked = stack.enter_context(write_folder.trackers(folder, experiment, before))
-            listeners = [folder.append, tracked.append, *listeners]
+            best = partial(_best, simulation)
+            trackers = write_folder.trackers(folder, experiment, before, best())
+            tracked = stack.enter_context(trackers)
+            listeners = [folder.append, tracked.append, lambda _: tracked.mark(best())]
         manifest = simulation.worker_setup.manifest
         if show and (claim := limits.claim(experiment.spec, manifest)) is not None:
             console.print("\n".join(claim_lines(claim)), style="dim", markup=False)
-        if show and (grid := experiment.spec.grid()) is not None:
-            lines = grid_lines(grid.facts(experiment.spec.precision))
+        if show and (facts := experiment.spec.sum_facts()) is not None:
+            lines = sum_lines(facts)
             console.print("\n".join(lines), style="dim", markup=False)
-        records, stopped = _rounds(simulation, before, listeners, console if show else None)
+        records, stopped = _rounds(
+            simulation,
+            before,
+            listeners,
+            console if show else None,
+            on_round=on_round,
+            on_client=on_client,
+        )
         progress = simulation.progress
         result = Result(
             records=tuple(records),
@@ -92,6 +129,9 @@ def simulate(
             engine=simulation.worker_setup.text,
             stopped=stopped,
             privacy=spent(experiment.spec, progress.trained, progress.opened),
+            best_model=_best(simulation),
+            best_params=None if simulation.best is None else dict(simulation.best),
+            enough="" if stopped else simulation.reason,
         )
         if folder is not None:
             write_folder.write(
@@ -100,6 +140,18 @@ def simulate(
     if show:
         console.print(summary(result))
     return result
+
+
+def _check_resumption(out: object, *, resume: bool, accept_changes: bool) -> None:
+    if resume and out is None:
+        raise UsageError("resume needs the folder of a simulation; set out.")
+    if accept_changes and not resume:
+        raise UsageError(f"{words.ACCEPT} is for a simulation that resumes: add {words.RESUME}.")
+
+
+def _best(simulation: Simulation) -> dict[str, Any] | None:
+    """The mark of the best model so far."""
+    return mark(simulation.experiment.spec, simulation.progress.best)
 
 
 def spent(spec: RunSpec, trained: int, opened: int) -> tuple[str, ...]:
@@ -125,17 +177,17 @@ def _roomy(folder: Path) -> Iterator[None]:
         if error.errno not in NO_ROOM:
             raise
         raise UnavailableError(
-            f"No room for the results in {folder}: {error.strerror}. Free disk space; --resume "
-            "continues."
+            f"No room for the results in {folder}: {error.strerror}. Free disk space; "
+            f"{words.RESUME} continues."
         ) from error
 
 
 @contextmanager
 def _running(
-    experiment: Experiment, folder: OutputFolder | None, *, resume: bool
+    experiment: Experiment, folder: OutputFolder | None, *, resume: bool, accept_changes: bool
 ) -> Iterator[Simulation]:
     checkpoint = None if folder is None else folder.path / CHECKPOINT
-    simulation = Simulation(experiment, checkpoint, resume=resume)
+    simulation = Simulation(experiment, checkpoint, resume=resume, accept_changes=accept_changes)
     try:
         yield simulation
     finally:
@@ -145,8 +197,11 @@ def _running(
 def _rounds(
     simulation: Simulation,
     before: list[RoundRecord],
-    listeners: Sequence[OnRound],
+    listeners: Sequence[Listener],
     console: Console | None,
+    *,
+    on_round: OnRound | None,
+    on_client: OnClient | None,
 ) -> tuple[list[RoundRecord], str]:
     """Do the rounds; returns all rounds and why they ended early."""
     records = list(before)
@@ -165,14 +220,33 @@ def _rounds(
             for record in simulation.rounds(lambda done: progress.working(done, goal)):
                 records.append(record)
                 progress.update(record)
-                answers = [listen(record) for listen in listeners]
-                if any(answers):
+                for listen in listeners:
+                    listen(record)
+                if on_client is not None:
+                    for client in simulation.clients():
+                        on_client(client)
+                if on_round is not None and ends(on_round(record, read_only(simulation.params))):
                     simulation.save()
                     return records, "stopped by the caller"
     except KeyboardInterrupt:
         simulation.save(noted=False)
         return records, INTERRUPTED
-    return records, simulation.reason
+    return records, "" if simulation.state is RunState.FINISHED else simulation.reason
+
+
+def ends(answer: object) -> bool:
+    """Whether `on_round` ends the simulation.
+
+    Raises:
+        UsageError: it returned something else than True, False or None, which would end it as
+            well if it were taken for true.
+    """
+    if answer is None or isinstance(answer, bool | np.bool_):
+        return bool(answer)
+    raise UsageError(
+        f"on_round: expected True to end the simulation, or False or None, got {answer!r:.80}. "
+        "Return nothing to continue."
+    )
 
 
 @contextmanager

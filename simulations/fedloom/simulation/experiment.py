@@ -14,16 +14,22 @@ from fedloom.client import Client
 from fedloom.client.torch.loop import Loss, MakeOptimizer
 from fedloom.client.torch.rules.step_count import described
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.settings import toml
+from fedloom.protocol.settings import lookup, toml
 from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.simulation.clock.devices import Devices
 from fedloom.simulation.data.population import Population
+from fedloom.simulation.kernels.metrics import Metric, check_metrics
+from fedloom.simulation.signature import check_takes
 from fedloom.simulation.training.attacks import Attack
+from fedloom.simulation.training.evaluate import Evaluate
+from fedloom.simulation.training.stop import Goal, check_stop
 from fedloom.strategies.compatibility import check_optimizer
 from fedloom.strategies.privacy import Privacy
 
 KERNELS = ("auto", "resident", "channels-last", "fused", "compiled", "batched")
 BACKENDS = ("local", "ray")
+DEVICES = ("auto", "cpu", "cuda")
+PRECISIONS = ("float32", "tf32", "bf16")
 
 
 def run_spec(settings: Mapping[str, Any] | str) -> RunSpec:
@@ -51,6 +57,9 @@ class EngineSettings:
         backend: `local`, or `ray` for workers on a Ray cluster.
         device: `auto` (a GPU if there is one), `cpu` or `cuda`.
         group: clients that the batched kernel trains together; may change last bits.
+        debug: folder for the inputs of clients whose training fails or whose update is not finite,
+            for `fedloom.simulation.replay`: models and examples. Empty: nothing is stored.
+        precision: `float32`, or `tf32` or `bf16` for faster and coarser products; both change bits.
 
     Raises:
         UsageError: a setting has another value.
@@ -61,20 +70,25 @@ class EngineSettings:
     backend: str = "local"
     device: str = "auto"
     group: int = 32
+    precision: str = "float32"
+    debug: str = ""
 
     def __post_init__(self) -> None:
-        if self.kernel not in KERNELS:
-            raise UsageError(
-                f"Expected engine.kernel of {', '.join(KERNELS)}, got {self.kernel!r}."
-            )
-        if self.backend not in BACKENDS:
-            raise UsageError(
-                f"Expected engine.backend of {', '.join(BACKENDS)}, got {self.backend!r}."
-            )
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise UsageError(f"Expected engine.device of auto, cpu, cuda, got {self.device!r}.")
+        for name, known in (
+            ("kernel", KERNELS),
+            ("backend", BACKENDS),
+            ("device", DEVICES),
+            ("precision", PRECISIONS),
+        ):
+            own = getattr(self, name)
+            if name == "device" and own in ("gpu", "GPU"):
+                own = "cuda"
+            found = lookup(f"a known engine.{name}", own, {each: each for each in known})
+            object.__setattr__(self, name, found)
         if self.workers != "auto" and (type(self.workers) is not int or self.workers < 1):
             raise UsageError(f'Expected engine.workers >= 1 or "auto", got {self.workers!r}.')
+        if not isinstance(self.debug, str):
+            raise UsageError(f"Expected engine.debug as the path of a folder, got {self.debug!r}.")
         if type(self.group) is not int or self.group < 1:
             raise UsageError(f"Expected engine.group >= 1, got {self.group!r}.")
 
@@ -101,7 +115,13 @@ class Experiment:
         devices: speed and availability of devices; None: no virtual time.
         engine: how clients are trained.
         test_every: rounds between evaluations on central test examples; 0 for never.
-        stop: metric on test examples → the value that ends the run when reached.
+        stop: metric on test examples → the value that ends the run when reached, or
+            `{"at_most": value}` or `{"at_least": value}`; see `fedloom.simulation.training.stop`.
+        evaluate: a function of (round, params), the model after a round as read-only arrays by
+            name, that returns numbers by name; they join the metrics on the test examples.
+        metrics: name → a function of all outputs and targets, tensors on the CPU, that returns a
+            number, numbers by name, or None where it is undefined. Measured on the test examples,
+            and by clients that evaluate on their held-out ones; see `fedloom.simulation.metrics`.
         settings: that the experiment was made from, for the record.
 
     Raises:
@@ -118,12 +138,21 @@ class Experiment:
     devices: Devices | None = None
     engine: EngineSettings = field(default_factory=EngineSettings)
     test_every: int = 1
-    stop: Mapping[str, float] = field(default_factory=dict)
+    stop: Mapping[str, Goal] = field(default_factory=dict)
+    evaluate: Evaluate | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_metrics(self.metrics)
         self._simulate_noise()
         self._check_optimizer()
+        if self.client is not None and self.population.transform is not None:
+            raise UsageError(
+                "data.transform is for the simulation's own training; clients with their own code "
+                "read their data themselves. Remove data.transform, or transform in that code, "
+                "such as by TorchClient(transform=…)."
+            )
         goal, size = self.spec.round_config().goal, len(self.population)
         if goal > size:
             raise UsageError(
@@ -142,10 +171,7 @@ class Experiment:
                 "train.time_budget_s needs [devices], and clients without their own code. Add "
                 "[devices], or set train.patience or train.steps."
             )
-        if self.test_every < 0:
-            raise UsageError(f"Expected test.every >= 0, got {self.test_every}.")
-        if self.stop and (self.population.test is None or not self.test_every):
-            raise UsageError("[stop] needs test examples and test.every >= 1.")
+        self._check_tests()
         heaviest = int(self.population.sizes.max())
         if self.spec.weighting == "examples" and heaviest > self.spec.max_weight:
             raise UsageError(
@@ -167,6 +193,19 @@ class Experiment:
         if self.attack is None:
             return frozenset()
         return self.attack.attackers(self.population.names, self.spec.seed)
+
+    def _check_tests(self) -> None:
+        """Refuse tests of the model that cannot be made, and goals that they cannot reach."""
+        check_stop(self.stop)
+        if self.test_every < 0:
+            raise UsageError(f"Expected test.every >= 0, got {self.test_every}.")
+        if self.evaluate is not None:
+            check_takes("evaluate", self.evaluate, "round", "params")
+            if not self.test_every:
+                raise UsageError("evaluate needs test.every >= 1: it says how often it is called.")
+        tests = self.population.test is not None or self.evaluate is not None
+        if self.stop and not (tests and self.test_every):
+            raise UsageError("[stop] needs test examples and test.every >= 1.")
 
     def _check_optimizer(self) -> None:
         """Refuse a local optimizer for which the client rule's formulas do not hold."""

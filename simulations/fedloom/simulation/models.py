@@ -11,6 +11,7 @@ cross_entropy.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -22,8 +23,9 @@ from fedloom.cli.common.load_code import find
 from fedloom.client.torch.loop import Loss
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.settings import check_names, lookup
-from fedloom.simulation.workers.failures import summarised
-from fedloom.strategies.setting_checks import parameters
+from fedloom.protocol.user_code import summarised
+from fedloom.simulation import networks
+from fedloom.strategies.setting_checks import annotations, in_words, parameters
 
 Shape = Sequence[int]
 
@@ -74,6 +76,67 @@ def char_lstm(
 ) -> nn.Module:
     """McMahan's character LSTM: embedding, stacked LSTMs, a score for each character."""
     return CharLSTM(num_classes, embedding, hidden, layers)
+
+
+def lstm(
+    *,
+    num_classes: int,
+    input_shape: Shape = (),
+    vocabulary: int | None = None,
+    embedding: int = 8,
+    hidden: int = 256,
+    layers: int = 2,
+) -> nn.Module:
+    """An LSTM for tokens: with `vocabulary` a class for each text, else the next token."""
+    if vocabulary is None:
+        return char_lstm(
+            num_classes=num_classes,
+            input_shape=input_shape,
+            embedding=embedding,
+            hidden=hidden,
+            layers=layers,
+        )
+    return networks.TextLSTM(vocabulary, num_classes, embedding, hidden, layers)
+
+
+def transformer(
+    *,
+    num_classes: int,
+    input_shape: Shape,
+    vocabulary: int | None = None,
+    width: int = 128,
+    layers: int = 2,
+    heads: int = 4,
+    dropout: float = 0.0,
+) -> nn.Module:
+    """A small transformer: with `vocabulary` a class for each text, else the next token."""
+    if len(input_shape) != 1:
+        raise UsageError(
+            f"Expected texts of shape (tokens,) for a transformer, got {tuple(input_shape)}. Use a "
+            "source of text, or resnet18-gn for images."
+        )
+    return networks.Transformer(
+        num_classes if vocabulary is None else vocabulary,
+        input_shape[0],
+        num_classes,
+        width,
+        layers,
+        heads,
+        dropout,
+        reads_all=vocabulary is not None,
+    )
+
+
+def resnet18_gn(*, input_shape: Shape, num_classes: int, groups: int = 2) -> nn.Module:
+    """ResNet-18 with GroupNorm for small images; 11,173,962 parameters for CIFAR-10."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < 8:
+        raise UsageError(
+            "Expected images of shape (channels, height, width), at least 8×8, for resnet18-gn, "
+            f"got inputs of shape {tuple(input_shape)}."
+        )
+    if type(groups) is not int or groups < 1 or 64 % groups:
+        raise UsageError(f"Expected model.groups as a divisor of 64, got {groups!r}.")
+    return networks.ResNet(input_shape[0], num_classes, groups)
 
 
 class CharLSTM(nn.Module):
@@ -139,6 +202,9 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
     "digits-cnn": digits_cnn,
     "char-lstm": char_lstm,
+    "lstm": lstm,
+    "transformer": transformer,
+    "resnet18-gn": resnet18_gn,
 }
 LOSSES: Mapping[str, Loss] = {
     "cross_entropy": functional.cross_entropy,
@@ -149,7 +215,7 @@ LOSSES: Mapping[str, Loss] = {
 
 
 def build(
-    name: str,
+    name: str | Callable[..., nn.Module],
     *,
     seed: int = 0,
     input_shape: Shape | None = None,
@@ -160,7 +226,7 @@ def build(
 
     Args:
         name: a key of `MODELS`, or the user's own as `file.py:function` or
-            `package.module:function`.
+            `package.module:function`, or the function.
         seed: of the initial weights.
         input_shape: of one example.
         num_classes: number of scores. The user's own function gets these two only if it has
@@ -170,11 +236,21 @@ def build(
     Raises:
         UsageError: the model is unknown, or settings are unknown or missing.
     """
-    make = find(name) if ":" in name else lookup("a model's name, or FILE.py:NAME", name, MODELS)
+    make: Callable[..., nn.Module]
+    if not isinstance(name, str):
+        make, name = name, called(name)
+    elif ":" in name:
+        make = find(name)
+    else:
+        make = lookup("a model's name, or FILE.py:NAME", name, MODELS)
     known = {"input_shape": input_shape, "num_classes": num_classes}
     inferred = {key: value for key, value in known.items() if value is not None}
     arguments = {**_taken(make, inferred), **settings}
     check_names(settings.keys() - _taken(make, settings).keys(), parameters(make), "model")
+    for missing in parameters(make).keys() - arguments.keys() if make in MODELS.values() else ():
+        if parameters(make)[missing].default is inspect.Parameter.empty and missing not in known:
+            kind = in_words(annotations(make).get(missing))
+            raise UsageError(f"Missing setting model.{missing} of {name}: set it to {kind}.")
     try:
         inspect.signature(make).bind(**arguments)
     except TypeError as error:
@@ -200,12 +276,28 @@ def _made(name: str, make: Callable[..., nn.Module], arguments: Mapping[str, Any
         ) from error
 
 
-def loss(name: str) -> Loss:
+def called(function: Callable[..., object]) -> str:
+    """The name of a function, a class or another callable, for messages and records.
+
+    >>> called(two_nn), called(partial(two_nn))
+    ('fedloom.simulation.models:two_nn', 'fedloom.simulation.models:two_nn')
+    """
+    while isinstance(function, partial):
+        function = function.func
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def loss(name: str | Loss) -> Loss:
     """A loss: a key of `LOSSES`, or the user's own as `file.py:function`, of (outputs, targets).
+
+    A function is returned as it is.
 
     Raises:
         UsageError: the loss is unknown.
     """
+    if not isinstance(name, str):
+        return name
     if ":" in name:
         found: Loss = find(name)
         return found

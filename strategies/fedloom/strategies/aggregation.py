@@ -102,12 +102,17 @@ class Updates(Protocol):
 class Aggregation(Protocol):
     """How updates become means."""
 
-    needs: ClassVar[Literal["sum", "each"]]
-    """Whether the strategy needs only the sum of the updates, or each one."""
-    remembers: ClassVar[bool]
-    """Whether `reduce` reads the last round's means."""
-    weighted: ClassVar[bool]
-    """Whether updates count by their weights; otherwise every client counts once."""
+    needs: ClassVar[Literal["sum", "sessions", "each"]]
+    """Whether the strategy needs only the sum of the updates, those of masking sessions, or each
+    update."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether `reduce` reads the last round's means."""
+
+    @property
+    def weighted(self) -> bool:
+        """Whether updates count by their weights; otherwise every client counts once."""
 
     @property
     def min_updates(self) -> int:
@@ -138,7 +143,7 @@ class Mean:
     """The weighted mean, from exact sums (McMahan et al. 2017)."""
 
     name: ClassVar[str] = "mean"
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
+    needs: ClassVar[Literal["sum", "sessions", "each"]] = "sum"
     remembers: ClassVar[bool] = False
     weighted: ClassVar[bool] = True
     min_updates: ClassVar[int] = 1

@@ -35,8 +35,8 @@ class Strategy(Protocol):
     """Computes the next model from a round's updates."""
 
     @property
-    def needs(self) -> Literal["sum", "each"]:
-        """Whether the strategy needs only the sum of the updates, or each one."""
+    def needs(self) -> Literal["sum", "sessions", "each"]:
+        """Whether the strategy needs only the sum of the updates, those of sessions, or each."""
 
     @property
     def weightings(self) -> tuple[str, ...]:
@@ -118,8 +118,8 @@ class ServerOptimizer:
             )
 
     @property
-    def needs(self) -> Literal["sum", "each"]:
-        """Whether the strategy needs only the sum of the updates, or each one."""
+    def needs(self) -> Literal["sum", "sessions", "each"]:
+        """Whether the strategy needs only the sum of the updates, those of sessions, or each."""
         return self.aggregation.needs
 
     def specs(self, tensors: Mapping[str, TensorSpec]) -> dict[Key, TensorSpec]:

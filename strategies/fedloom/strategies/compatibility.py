@@ -12,6 +12,9 @@ from fedloom.strategies.base import Strategy
 from fedloom.strategies.client_rules import ClientRule
 from fedloom.strategies.exact.partial import DELTA
 from fedloom.strategies.local_optimizers import LocalOptimizer, LocalSteps
+from fedloom.strategies.masking.over_sessions import RULES
+from fedloom.strategies.masking.settings import Masking
+from fedloom.strategies.metrics import MetricsSettings
 from fedloom.strategies.optimizers.fedavg import FedAvg
 from fedloom.strategies.optimizers.schedules import Schedule
 from fedloom.strategies.personal.settings import Personal
@@ -40,6 +43,9 @@ class Recipe:
         replace: whether an idle client replaces a lost one.
         uneven: setting of [train] that makes clients send different coordinates; empty for none.
         sum_bits: of a narrow sum; None for exact sums.
+        masking: the [masking] table, if there is one.
+        metrics: that are kept of a round.
+        messages: whether a Flower `ServerApp` decides what clients do.
     """
 
     strategy: Strategy
@@ -58,6 +64,9 @@ class Recipe:
     replace: bool = False
     uneven: str = ""
     sum_bits: int | None = None
+    masking: Masking | None = None
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    messages: bool = False
 
 
 _STEPS: Final = {
@@ -228,6 +237,12 @@ def _privacy(recipe: Recipe) -> str:  # noqa: PLR0911 - a list of pairs
     if privacy is None:
         return ""
     rule = strategy.rule
+    if privacy.in_sessions and recipe.masking is None:
+        return (
+            "Expected [masking] with privacy.mechanism = distributed, got none: each device adds a "
+            "share of the noise, so an update alone would have too little. Add [masking], or take "
+            "local."
+        )
     if recipe.weighting != "uniform":
         return (
             f'Expected weighting = "uniform" with [privacy], got {recipe.weighting!r}: a weight '
@@ -335,12 +350,15 @@ def _narrow(recipe: Recipe) -> str:
     strategy, bits = recipe.strategy, recipe.sum_bits
     if bits is None or bits >= 64:
         return ""
-    if recipe.privacy is not None:
+    if recipe.privacy is not None and recipe.masking is None:
         return (
             f"Expected sum_bits = 64 or none with [privacy], whose noise is on a grid of 64 bits, "
             f"got {bits}. Leave it out."
         )
-    if strategy.needs != "sum":
+    without = "Leave out sum_bits and precision."
+    if recipe.masking is not None:
+        without = "Set masking.sum_bits = 64."
+    if strategy.needs == "each":
         return (
             f"Expected no sum_bits with the aggregation {strategy.aggregation.name}, which adds "
             f"nothing up, got {bits}. Leave out sum_bits and precision."
@@ -349,7 +367,92 @@ def _narrow(recipe: Recipe) -> str:
         return (
             f"Expected sum_bits = 64 or none with the client rule {strategy.rule.name}, whose "
             f"means are divided by that of {strategy.rule.scalars[0]}, got {bits}: precision would "
-            "not bound the error of a step. Leave out sum_bits and precision."
+            f"not bound the error of a step. {without}"
+        )
+    return ""
+
+
+_EXAMPLE_BY_EXAMPLE: Final = frozenset({"examples", "loss", "label"})
+"""What selection policies can know of a client only from its own report."""
+
+
+_OVER: Final = ', or of sessions: set aggregation.over = "sessions"'
+
+
+def _over_sessions(recipe: Recipe) -> str:
+    aggregation, masking = recipe.strategy.aggregation, recipe.masking
+    if aggregation.needs != "sessions":
+        return ""
+    if masking is None:
+        return (
+            'Expected [masking] with aggregation.over = "sessions", got none: without it, a rule '
+            "reads each update. Add [masking], or leave out aggregation.over."
+        )
+    sessions = -(-recipe.quorum // masking.group)
+    if sessions < aggregation.min_updates:
+        return (
+            f"Expected a cohort.quorum of at least {aggregation.min_updates} sessions with "
+            f"{aggregation.name} over sessions, got {recipe.quorum} clients in {sessions} of up to "
+            f"{masking.group}. Raise cohort.quorum to "
+            f"{(aggregation.min_updates - 1) * masking.group + 1}, or lower masking.group."
+        )
+    return ""
+
+
+def _masking(recipe: Recipe) -> str:
+    """With masked sums the server sees sums of sessions; refuse what needs more, or tells more."""
+    masking, strategy, metrics = recipe.masking, recipe.strategy, recipe.metrics
+    if masking is None:
+        return ""
+    aggregation, rule = strategy.aggregation.name, strategy.rule
+    reported = recipe.selection.needs & _EXAMPLE_BY_EXAMPLE
+    each = f"adapters.aggregate = {recipe.adapters.aggregate}"
+    refused = (  # (whether, what, why it cannot work)
+        (recipe.messages, "[flower]", "its messages are not summed"),
+        (
+            strategy.needs == "each",
+            f"the aggregation {aggregation}",
+            "it needs each update" + ("" if aggregation not in RULES else _OVER),
+        ),
+        (
+            strategy.needs == "sessions" and bool(recipe.uneven),
+            f"train.{recipe.uneven} with aggregation.over = sessions",
+            "few sessions would send some values, and rules need many",
+        ),
+        (recipe.adapters.by_products, each, "it needs each update"),
+        (recipe.buffered, 'cohort.mode = "buffered"', "a session is of one model"),
+        (bool(recipe.codec), f"compression.up = {recipe.codec}", "masked words do not shrink"),
+        (
+            recipe.privacy is not None and not recipe.privacy.in_sessions,
+            f"privacy.mechanism = {recipe.privacy.mechanism}" if recipe.privacy else "",
+            "the noise of a session is of its devices, as with distributed",
+        ),
+        (
+            recipe.uneven == "tensor_share",
+            "train.tensor_share",
+            "values that few members send would be nearly alone in their sum",
+        ),
+        (
+            rule.picks,
+            f"the strategy {rule.name}",
+            "which model a client sends depends on its data, and the parts of an update show it",
+        ),
+        (
+            bool(reported),
+            f"selection.name = {recipe.selection.name}",
+            f"it learns from each client's {' and '.join(sorted(reported))}",
+        ),
+        (metrics.per_client, "metrics.per_client = true", "only sums of metrics are known"),
+        (bool(metrics.bins), f"metrics.bins = {metrics.bins}", "only sums of metrics are known"),
+    )
+    for found, what, why in refused:
+        if found:
+            return f"Expected no {what} with [masking]: {why}. Leave out one of them."
+    if recipe.quorum < masking.min_group:
+        return (
+            f"Expected cohort.quorum >= masking.min_group = {masking.min_group}, got "
+            f"{recipe.quorum}: a smaller session is abandoned. Raise cohort.quorum and "
+            "cohort.goal, or lower masking.min_group."
         )
     return ""
 
@@ -391,6 +494,8 @@ def _adapters(recipe: Recipe) -> str:
 
 
 CHECKS: Final[tuple[Check, ...]] = (
+    _masking,
+    _over_sessions,
     _weighting,
     _counts_once,
     _enough,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from fedloom.strategies.aggregation import Aggregation
 from fedloom.strategies.client_rules import ClientRule
 from fedloom.strategies.lazy_imports import Registry
-from fedloom.strategies.setting_checks import check_settings, lookup
+from fedloom.strategies.setting_checks import check_settings, lookup, spelled
 
 if TYPE_CHECKING:
     from fedloom.strategies.base import Strategy
@@ -70,12 +70,37 @@ def strategy(
         ValueError: the name or a setting is unknown, missing, or out of range, or the parts are
             incompatible.
     """
-    build = lookup("a strategy", name, STRATEGIES)
+    build = strategy_of(name)
     parts: dict[str, object] = {"rule": rule, "aggregation": aggregation}
     if "config" in signature(build).parameters:
         parts["config"] = config
     chosen = {part: value for part, value in parts.items() if value is not None}
     return _build(build, name, settings, table, **chosen)
+
+
+def strategy_of(name: object) -> Callable[..., "Strategy"]:
+    """Return what makes the strategy of a name.
+
+    Raises:
+        ValueError: the name is unknown; says where a name of another table belongs.
+    """
+    if isinstance(name, str) and spelled(name, STRATEGIES) not in STRATEGIES:
+        _check_table(name)
+    return lookup("a strategy", name, STRATEGIES)
+
+
+def _check_table(name: str) -> None:
+    """Refuse the name of another part of a run as a strategy's."""
+    if name.lower() == "fedbuff":
+        raise ValueError(f'Expected a strategy, got {name!r}: set cohort.mode = "buffered".')
+    others: Mapping[str, Mapping[str, object]]
+    others = {"rule": CLIENT_RULES, "aggregation": AGGREGATIONS, "selection": SELECTIONS}
+    for table, known in others.items():
+        if (own := spelled(name, known)) in known:
+            raise ValueError(
+                f"Expected a strategy, got {name!r}, which is set in another table: {table} = "
+                f'{{ name = "{own}" }}.'
+            )
 
 
 def client_rule(

@@ -5,9 +5,11 @@ Registries, codecs and `fedloom.protocol.settings` share them, so messages have 
 
 import inspect
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Final, Literal, TypeVar
@@ -18,6 +20,36 @@ MISFIT: Final = object()
 """What `fitted` returns for a value of another type."""
 
 _MAX_SHOWN: Final = 80
+_SYNONYMS: Final[Mapping[str, str]] = {
+    "async": "buffered",
+    "asynchronous": "buffered",
+    "average": "mean",
+    "clients": "goal",
+    "clientsperround": "goal",
+    "cohortsize": "goal",
+    "colorjitter": "jitter",
+    "equal": "uniform",
+    "f1score": "f1",
+    "fedper": "shared",
+    "femnist": "leaf",
+    "gaussiannoise": "noise",
+    "horizontalflip": "flip",
+    "labelskew": "dirichlet",
+    "lambda": "mu",
+    "nll": "cross_entropy",
+    "noniid": "dirichlet",
+    "quantity": "power-law",
+    "quantityskew": "power-law",
+    "random": "uniform",
+    "randomcrop": "crop",
+    "randomerasing": "cutout",
+    "randomhorizontalflip": "flip",
+    "sent140": "leaf",
+    "sentiment140": "leaf",
+    "size": "goal",
+    "std": "deviation",
+}
+"""Other words of the field for names and settings, without case, hyphens and underscores."""
 _WORDS: Final[Mapping[Any, str]] = {
     bool: "true or false",
     int: "a whole number",
@@ -41,33 +73,94 @@ def hint(name: object, known: Iterable[str], elsewhere: Sequence[str] = ()) -> s
         elsewhere: names in other tables, proposed if no known name is near.
     """
     names = sorted(known)
-    near = get_close_matches(str(name), names, n=1) or elsewhere
-    meant = f"Did you mean {near[0]!r}? " if near and near[0] != name else ""
+    near = nearest(name, names) or next(iter(elsewhere), None)
+    meant = f"Did you mean {near!r}? " if near is not None and near != name else ""
     return f"{meant}Known: {', '.join(names) or 'none'}."
 
 
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """Return the known name that a user most likely meant; None if no name is near.
+
+    >>> nearest("Meen", ["mean", "median"]), nearest("lr", ["epochs", "learning_rate"])
+    ('mean', 'learning_rate')
+    >>> nearest("std", ["mean", "deviation"]), nearest("poly", ["hinge", "polynomial"])
+    ('deviation', 'polynomial')
+    """
+    if not isinstance(name, str):
+        return None
+    folded, wanted = {_folded(each): each for each in known}, _folded(name)
+    if (meant := _folded(_SYNONYMS.get(wanted, ""))) in folded:
+        return folded[meant]
+    if len(name) > 1 and name.lower() in (initials := _initials(folded.values())):
+        return initials[name.lower()]
+    near = get_close_matches(wanted, folded, n=1)
+    if not near and len(wanted) > 2:
+        begun = [each for each in folded if each.startswith(wanted)]
+        near = begun if len(begun) == 1 else []
+    return folded[near[0]] if near else None
+
+
+def _initials(names: Iterable[str]) -> dict[str, str]:
+    """Names by the initials of their words, or of their last words."""
+    found: dict[str, str] = {}
+    for name in names:
+        first = "".join(word[0] for word in re.split("[_-]", name) if word).lower()
+        for start in range(max(len(first) - 1, 1)):
+            found.setdefault(first[start:], name)
+    return found
+
+
+def spelled(name: str, known: Collection[str]) -> str:
+    """Return the known name that differs only in case, hyphens and underscores, or the name.
+
+    >>> spelled("FedAvg", ["fedavg", "fedadam"]), spelled("SignFlip", ["sign_flip"])
+    ('fedavg', 'sign_flip')
+    """
+    if name in known:
+        return name
+    found = [each for each in known if _folded(each) == _folded(name)]
+    return found[0] if len(found) == 1 else name
+
+
+def _folded(name: str) -> str:
+    return re.sub("[ _-]", "", name).lower()
+
+
 def lookup(kind: str, name: object, known: Mapping[str, T]) -> T:
-    """Return the entry of a registry by the name that the user wrote.
+    """Return the entry of a registry by the name that the user wrote, in any case; see `spelled`.
 
     `kind` is of the entry, with its article, or the setting that names it.
 
     Raises:
         ValueError: the name is unknown.
     """
-    if not isinstance(name, str) or name not in known:
+    if not isinstance(name, str) or (found := spelled(name, known)) not in known:
         raise ValueError(f"Expected {kind}, got {name!r}. {hint(name, known)}")
-    return known[name]
+    return known[found]
 
 
-def check_names(values: Iterable[str], known: Collection[str], table: str = "") -> None:
-    """Refuse settings that a table of this dotted name does not have; empty at the top level.
+def check_names(
+    values: Iterable[str],
+    known: Collection[str],
+    table: str = "",
+    elsewhere: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse settings that a table does not have.
+
+    Args:
+        values: names of the settings.
+        known: valid names.
+        table: dotted name of the table; empty at the top level.
+        elsewhere: dotted names of settings in other tables, by their last part.
 
     Raises:
         ValueError: a setting is unknown; the message has the nearest name.
     """
     for name in values:
         if name not in known:
-            raise ValueError(f"Unknown setting {_key(table, name)!r}. {hint(name, known)}")
+            other = nearest(name, elsewhere or ())
+            others = [] if other is None or elsewhere is None else [elsewhere[other]]
+            raise ValueError(f"Unknown setting {_key(table, name)!r}. {hint(name, known, others)}")
 
 
 def check_settings(
@@ -219,9 +312,11 @@ def _is_path(kind: Any) -> bool:
 
 def misfit(key: str, kind: Any, value: object) -> str:
     """Return the message for a value of another type than the annotated one."""
-    near = get_close_matches(value, choices(kind), n=1) if isinstance(value, str) else []
-    meant = f" Did you mean {near[0]!r}?" if near else ""
-    return f"Expected {key} as {in_words(kind)}, got {shown(value)}.{meant}"
+    near = nearest(value, choices(kind))
+    meant = f" Did you mean {near!r}?" if near else ""
+    return (
+        f"Expected {key} as {in_words(kind)}, got {shown(value)}.{meant or _unquoted(value, kind)}"
+    )
 
 
 def choices(kind: Any) -> list[str]:
@@ -255,6 +350,21 @@ def _in_words(kind: Any) -> str:
     return str(getattr(kind, "__name__", kind))
 
 
+def _unquoted(value: Any, kind: Any) -> str:
+    """The remedy for a number or a truth value in quotes.
+
+    >>> _unquoted("20", int), _unquoted("x", int)
+    (' Write it without quotes: 20.', '')
+    """
+    if not isinstance(value, str):
+        return ""
+    with suppress(ValueError):
+        plain = json.loads(value)
+        if not isinstance(plain, str) and fitted(plain, kind) is not MISFIT:
+            return f" Write it without quotes: {value}."
+    return ""
+
+
 def _plural(kind: Any) -> str:
     plurals = {str: "texts", int: "whole numbers", float: "numbers"}
     return plurals.get(kind, f"which each is {in_words(kind)}")
@@ -274,7 +384,10 @@ def shown(value: object) -> str:
         return f"{value} (a number)"
     if isinstance(value, list | tuple):
         return f"{_cut(value)} (a list)"
-    return f"{_cut(value)} (a table)" if isinstance(value, Mapping) else repr(value)
+    if isinstance(value, Mapping):
+        return f"{_cut(value)} (a table)"
+    of_toml = type(value).__module__ == "datetime"
+    return repr(value) if of_toml else f"an object of type {type(value).__name__}"
 
 
 def _cut(value: Any) -> str:

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from fedloom.cli.common.load_code import initial_of_flower, load_client, load_flower
 from fedloom.cli.main import main
-from fedloom.protocol.errors import UsageError
+from fedloom.protocol.errors import UnavailableError, UsageError
 
 CODE = """
 from fedloom.client import Client
@@ -64,9 +64,58 @@ def test_other_code_is_refused(folder, code):
         load_client(code)
 
 
-def test_exceptions_of_the_code_are_passed_on(folder):
-    """The owner must see where their own code fails."""
-    with pytest.raises(ModuleNotFoundError, match="nothing_of_that_name"):
+FAULTS = {
+    "import sklearnish": "line 1, `import sklearnish`: .*: pip install sklearnish",
+    "from fedloom.client import Clinet": "cannot import name 'Clinet'.* Correct the name",
+    "import json.nothing": "No module named 'json.nothing'.* Correct the name",
+    "\n\ndef train(self)\n    pass": r"line 3, `def train\(self\)`: SyntaxError: expected ':'",
+    "rows = [1]\nrows[3]": r"line 2, `rows\[3\]`: IndexError: list index out of range. Correct",
+    "open('/data/of/this/ward.csv')": "`open.*`: FileNotFoundError: .*ward.csv'. Check the path",
+    "import sys\nsys.exit('usage: x')": "SystemExit: usage: x. Put what runs as a script under",
+    "import faulty\nfaulty.thing": "faulty.py hides the package of the same name: rename the file",
+}
+
+
+@pytest.mark.parametrize("text", FAULTS)
+def test_an_error_of_the_code_names_its_line_and_a_remedy(tmp_path, monkeypatch, text):
+    """Its class says that a restart changes nothing."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "faulty.py").write_text(text)
+    with pytest.raises(UsageError, match=FAULTS[text]) as caught:
+        load_client("faulty.py:client")
+    assert str(caught.value).startswith("faulty.py, line ")
+    assert caught.value.__cause__ is not None
+    sys.modules.pop("faulty", None)
+
+
+def test_an_extra_of_this_distribution_is_named(tmp_path, monkeypatch):
+    """For a package that one of them brings."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.svm", None)  # another test may have imported it
+    (tmp_path / "of_sklearn.py").write_text("from sklearn.svm import SVC")
+    with pytest.raises(UsageError, match=r"`from sklearn.*pip install 'fedloom\[sklearn\]'\.$"):
+        load_client(f"{tmp_path}/of_sklearn.py:client")
+
+
+def test_a_network_that_does_not_answer_is_worth_another_try(tmp_path, monkeypatch):
+    """At boot it may come later; its exit code lets systemd try again."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "of_net.py").write_text("raise ConnectionRefusedError('no store')")
+    with pytest.raises(UnavailableError, match=r"line 1, .*no store"):
+        load_client(f"{tmp_path}/of_net.py:client")
+
+
+def test_the_name_that_is_meant_is_suggested(folder):
+    """Of what the file defines itself."""
+    with pytest.raises(UsageError, match=r"has no 'clinet'\. Did you mean 'client'"):
+        load_client("code_of_mine.py:clinet")
+    with pytest.raises(UsageError, match="It defines Mine, client, number, make, broken"):
+        load_client("code_of_mine.py:zzz")
+    with pytest.raises(UsageError, match=r"Did you mean code_of_mine\.py"):
+        load_client("code_mine.py:client")
+    with pytest.raises(UsageError, match=r"code_of_mine.py, line 19, `import nothing_of_that"):
         load_client("code_of_mine.py:broken")
 
 

@@ -18,6 +18,7 @@ arrays = {"w": np.ones((2, 3), np.float32)}
 client = fit_client(lambda p, s, t: p, (np.ones((2, 3)), np.ones(2)), initial=arrays)
 bare = Client()
 wrong = 7
+empty = {}
 
 def make():
     return client
@@ -43,7 +44,12 @@ def test_the_model_is_written_and_described(code, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"), [("bare", "a method `initial`"), ("wrong", "a dict of arrays by name")]
+    ("name", "sentence"),
+    [
+        ("bare", "a method `initial`"),
+        ("wrong", "a dict of arrays by name"),
+        ("empty", "Expected a model with tensors, got none from"),
+    ],
 )
 def test_code_without_a_model_is_refused(code, tmp_path, name, sentence):
     """The error says what to provide."""

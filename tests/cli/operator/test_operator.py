@@ -154,6 +154,21 @@ def test_clients_are_listed_and_revoked(door):
     _run("client", "revoke", "ward-9", "--yes", code=2)
 
 
+def test_several_clients_are_acted_on_at_once(door):
+    """One that cannot be is named, does not keep the others, and ends with exit code 1."""
+    for name in ("ward-1", "ward-2"):
+        door.contexts.ledger.add_token(name, b"hash", name, 4e9)
+        door.contexts.ledger.enrol(name, name, 4e9)
+    both = ("ward-1", "ward-2")
+    assert "2 clients" in _run("client", "drain", *both, "--preview").stdout
+    assert [c["hold"] for c in _json("client", "list")["clients"]] == [None, None]
+    assert _run("client", "drain", *both, "--yes").stdout == "2 drained.\n"
+    assert [c["hold"] for c in _json("client", "list")["clients"]] == ["drain", "drain"]
+    partly = _run("client", "release", "ward-1", "ward-9", "--yes", code=1).stdout
+    assert partly.startswith("1 released, 1 failed: ward-9: ")
+    assert [c["hold"] for c in _json("client", "list")["clients"]] == [None, "drain"]
+
+
 # ---- runs and models -----------------------------------------------------------------------------
 
 

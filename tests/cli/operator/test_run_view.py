@@ -42,3 +42,12 @@ def test_no_progress_is_shown_without_reports():
     """Also if the server sends no progress."""
     assert _line(training=None, progress={}) == _line()
     assert _line().endswith("2 training")
+
+
+def test_a_masked_round_says_ready_and_then_how_far_its_sessions_are():
+    """In place of updates."""
+    masking = {"step": 0, "steps": 4, "sessions": 0, "states": {}, "sent": 0, "asked": 0}
+    assert _line(masking=masking).startswith("round 3 (train) ready 1 · 1 of 3 ready")
+    masking = {**masking, "step": 2, "sessions": 2, "sent": 5, "asked": 8}
+    line = _line(state="masking", masking=masking)
+    assert line.startswith("round 3 (train) masking 2/4 · masked updates from 5 of 8, 2 sessions")

@@ -14,6 +14,7 @@ from fedloom.server.engine import BufferConfig, RoundConfig
 from fedloom.server.planning.messages import MessageSettings
 from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.strategies import LocalTraining, MetricsSettings, Personal, registry
+from fedloom.strategies.masking.settings import Masking
 from fedloom.strategies.privacy import Privacy
 
 TEXT = resources.files("fedloom.cli").joinpath("run.toml").read_text()
@@ -36,7 +37,7 @@ def test_template_is_a_valid_run():
 
 def _section(name):
     """The template's text of a table, or before the first table."""
-    parts = re.split(r"^\[(\w+)\]$", TEXT, flags=re.MULTILINE)
+    parts = re.split(r"^(?:# )?\[(\w+)\]$", TEXT, flags=re.MULTILINE)
     return dict(zip(["", *parts[1::2]], parts[0::2], strict=True))[name]
 
 
@@ -56,6 +57,7 @@ def _names(kind):
         ("rule", list(registry.CLIENT_RULES.values())),
         ("personal", [Personal]),
         ("privacy", [Privacy]),
+        ("masking", [Masking]),
         ("flower", [MessageSettings]),
     ],
 )
@@ -63,13 +65,14 @@ def test_template_names_every_setting_of_a_table(table, kinds):
     """Set or commented out, and no unknown setting."""
     shown = set(re.findall(r"^(?:# )?(\w+) = ", _section(table), flags=re.MULTILINE))
     named = {name for kind in kinds for name in _names(kind)}
-    assert shown - {"name", "mode"} == named - {"name", "mode"}
+    beside = {"name", "mode", "over"}  # not of the parts themselves
+    assert shown - beside == named - beside
 
 
 def test_template_names_every_setting_of_a_run():
     """Tables and top-level settings."""
     shown = set(re.findall(r"^(?:# )?(\w+) = ", _section(""), flags=re.MULTILINE))
-    tables = set(re.findall(r"^\[(\w+)\]$", TEXT, flags=re.MULTILINE))
+    tables = set(re.findall(r"^(?:# )?\[(\w+)\]$", TEXT, flags=re.MULTILINE))
     assert shown | tables == {field.name for field in fields(RunSpec)}
 
 

@@ -24,13 +24,14 @@ ROUND = {
 RUN = {
     "id": "wards-1", "name": "wards", "state": "running", "reason": "", "created_at": 0.0,
     "rounds_total": 10, "rounds_committed": 6, "rounds_an_hour": 360.0, "time_left_s": 40.0,
-    "live": {"clients_available": 1, "round": ROUND},
+    "live": {"clients_available": 1, "round": ROUND}, "best": None,
     "rounds": [{"number": 7, "opened_at": 0.0, "deadline_at": 60.0, "closed_at": None}],
 }  # fmt: skip
 OVERVIEW = {
     "level": "warn", "headline": "1 thing needs your attention", "clients_online": 6,
-    "clients_available": 1, "clients_enrolled": 8, "rounds_an_hour": 360.0, "bytes_up": 2048,
-    "bytes_down": 4096, "runs": [RUN, {**RUN, "id": "other-2", "state": "paused", "live": None}],
+    "clients_available": 1, "clients_enrolled": 8, "clients_failing": 2, "rounds_an_hour": 360.0,
+    "bytes_up": 2048, "bytes_down": 4096,
+    "runs": [RUN, {**RUN, "id": "other-2", "state": "paused", "live": None}],
     "alerts": [{"level": "warn", "what": "The disk is nearly full.", "todo": "Make room.",
                 "link": "", "run": ""}],
 }  # fmt: skip
@@ -90,6 +91,7 @@ def test_narrow_terminal_shows_the_headline():
     text = _text(VIEW, width=44, height=10)
     assert "1 thing needs your attention" in text
     assert "6/8 online" in text
+    assert "6 of 8 clients online, 5 busy, 2 failing" in _text(VIEW)
 
 
 def test_deadline_counts_down_between_reads():
@@ -150,3 +152,56 @@ def test_small_parts():
     assert sparkline([None, float("nan")], 8, ASCII) == ""
     assert columns(Text("left" * 9), Text("right"), 20).cell_len == 20
     assert split("\x1b[1;5A\x1bOBq\x1b") == ["\x1b[1;5A", "\x1bOB", "q", "\x1b"]
+
+
+BEST = {"metric": "accuracy", "round": 5, "value": 0.93456, "model": "b" * 64, "stale": 2,
+        "patience": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("width", "words"),
+    [(100, "40.0 s  accuracy 0.9346 (round 5)"), (80, "best model: accuracy 0.9346, bbbbbbbbbbbb")],
+)
+def test_the_best_model_is_in_the_line_of_its_run(width, words):
+    """Below the table where it has no room; nothing for runs without one; whole on a run's page."""
+    long = f"wards-{'x' * 20}-1"
+    run = {**RUN, "id": "wards-1" if width == 100 else long, "best": BEST}
+    none = {**RUN, "id": "other-2", "best": {**BEST, "round": None, "value": None}}
+    facts = replace(FACTS, overview={**OVERVIEW, "runs": [run, none]}, run={**DETAIL, "best": BEST})
+    lines = _text(replace(VIEW, facts=facts, run=run["id"]), width).splitlines()
+    [found] = [line for line in lines if words in line]
+    assert ("wards-1" in found) == (width == 100)
+    assert "BEST" in " ".join(lines) or width == 80
+    assert not [line for line in lines if "other-2" in line and "accuracy" in line]
+    assert max(len(line) for line in lines) <= width
+    page = _text(replace(VIEW, facts=facts, detail=True))
+    assert "best model: accuracy 0.9346, bbbbbbbbbbbb of round 5 · 2 evaluations without" in page
+    assert "BEST" not in _text(VIEW)
+
+
+MASKING = {"step": 0, "steps": 4, "sessions": 0, "states": {}, "sent": 0, "asked": 0}
+
+
+def _masked(state, **masking):
+    """A view of a run whose open round is masked."""
+    now = {**ROUND, "state": state, "masking": {**MASKING, **masking}}
+    run = {**RUN, "live": {**RUN["live"], "round": now}}
+    return replace(VIEW, facts=replace(FACTS, overview={**OVERVIEW, "runs": [run]}))
+
+
+def test_a_masked_round_counts_the_ready_until_its_sessions_open():
+    """Then the step of the sessions, and who has sent what they wait for."""
+    text = _text(_masked("reporting"))
+    assert "round 7 · train · ready 2 · wards-1" in text
+    assert " ready " in text
+    assert "2 of 5, quorum 3" in text
+    text = _text(_masked("masking", step=1, sessions=1, sent=23, asked=40))
+    assert "round 7 · train · masking 1/4 · wards-1" in text
+    assert "shares from 23 of 40, 1 session" in text
+    assert "quorum" not in text
+
+
+def test_all_sessions_over_is_a_phase_too():
+    """Nobody is asked any more."""
+    text = _text(_masked("masking", step=4, sessions=2))
+    assert "masking 4/4" in text

@@ -99,9 +99,9 @@ def test_a_folder_of_csv_files_is_one_shard(tmp_path):
 @pytest.mark.parametrize(
     ("text", "settings", "sentence"),
     [
-        ("age,outcome\n1,home\nold,ward\n", {}, "'age' of .*a.csv, got 'old' in row 2"),
-        ("age,outcome\n1,home\ninf,ward\n", {}, "'age' of .*a.csv, got 'inf' in row 2"),
-        ("age,outcome\n1,home\n2,gone\n", {}, "home, ward in column 'outcome' .*'gone' in row 2"),
+        ("age,outcome\n1,home\nold,ward\n", {}, "'age' of .*a.csv, got 'old' in line 3"),
+        ("age,outcome\n1,home\ninf,ward\n", {}, "'age' of .*a.csv, got 'inf' in line 3"),
+        ("age,outcome\n1,home\n2,gone\n", {}, "home, ward in column 'outcome' .*'gone' in line 3"),
         ("age,outcome\n1,home,3\n", {}, "2 cells in line 2 of .*a.csv"),
         ("age,result\n1,home\n", {}, "column 'outcome' in .*a.csv. Known: age, result"),
         ("age,outcome\n1,home\n", {"features": ["aga"]}, "Did you mean 'age'"),

@@ -73,6 +73,13 @@ BAD = {
     "an infinite width": lambda task: task.train.widths.append(math.inf),
     "NaN as deadline": setter("deadline_s", math.nan),
     "a clip norm of 0": setter("privacy.noise_multiplier", 1.0),
+    "a session of two": setter("masking.group", 2),
+    "a session of too many": setter("masking.group", 129),
+    "noise from a seed in a masked task": lambda task: (
+        setter("masking.group", 16)(task),
+        setter("privacy.clip", 1.0)(task),
+        setter("privacy.seeded", True)(task),
+    ),
 }
 
 

@@ -113,6 +113,22 @@ def test_tensors_leave_by_patterns(tmp_path):
     assert [rules.may_leave(name) for name in names] == [True, False, True, False]
 
 
+def test_of_a_session_s_noise_only_the_device_s_share_counts(tmp_path):
+    """In the largest session: 1 / √22 of the noise in sessions of up to 64, 1 / √6 of 16."""
+    rules = policy(tmp_path, "[privacy]\nclip_norm = 1.0\nnoise = 0.4\n")
+    for group, noise, met in ((64, 1.0, False), (16, 1.0, True), (64, 2.0, True)):
+        asked = offer(
+            privacy=fleet_pb2.Privacy(clip=1.0, noise_multiplier=noise),
+            masking=fleet_pb2.Masking(group=group, sum_bits=32),
+        )
+        assert rules.privacy.is_met(asked) is met
+    said = rules.objection(offer(
+        privacy=fleet_pb2.Privacy(clip=1.0, noise_multiplier=1.0),
+        masking=fleet_pb2.Masking(group=64, sum_bits=32),
+    ))  # fmt: skip
+    assert "noise of 0.2132" in said
+
+
 def test_rounds_an_hour_and_a_day_are_counted_over_restarts(tmp_path):
     """The same round counts once, and may be resumed."""
     now = [1e9]
@@ -181,7 +197,34 @@ def test_every_setting_changes_the_description(tmp_path):
         "[privacy]\nclip_norm = 1.0",
         "[privacy]\nclip_norm = 1.0\nnoise = 2.0",
         '[privacy]\nclip_norm = 1.0\notherwise = "add"',
+        "[masking]\nrequired = true", "[masking]\nmin_group = 20", "[masking]\nmin_ready = 100",
+        "[masking]\nrepeats = 1", '[masking]\npeers = "peers.pem"',
     ):  # fmt: skip
         said = words(policy(tmp_path, text))
         assert said != plain
         assert all(sentence.endswith(".") for sentence in said)
+
+
+def test_a_policy_may_require_masks(tmp_path):
+    """Runs in clear are declined, evaluations and messages too."""
+    required = policy(tmp_path, "[masking]\nrequired = true")
+    for kind in (
+        fleet_pb2.TASK_KIND_TRAIN,
+        fleet_pb2.TASK_KIND_EVALUATE,
+        fleet_pb2.TASK_KIND_MESSAGE,
+    ):
+        assert "masking.required" in required.objection(offer(kind=kind))
+    assert required.objection(offer(masking=fleet_pb2.Masking())) is None
+
+
+def test_no_policy_hides_an_update_among_two(tmp_path):
+    """Of two members, each could read the other's update."""
+    with pytest.raises(UsageError, match="min_group"):
+        policy(tmp_path, "[masking]\nmin_group = 2")
+
+
+def test_a_file_of_peers_is_beside_the_policy(tmp_path):
+    """Wherever the agent was started."""
+    assert policy(tmp_path, "").masking.peers == "any"
+    found = policy(tmp_path, '[masking]\npeers = "keys/peers.pem"').masking.peers
+    assert found == str(tmp_path / "keys" / "peers.pem")

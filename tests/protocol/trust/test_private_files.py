@@ -75,7 +75,7 @@ def test_a_directory_that_others_can_write_to_is_refused(tmp_path, mode):
 
 def test_a_file_in_the_directorys_place_is_refused(tmp_path):
     (tmp_path / "keys").write_bytes(b"")
-    with pytest.raises(UsageError, match="is a file"):
+    with pytest.raises(UsageError, match="got a file"):
         private_directory(tmp_path / "keys")
 
 

@@ -33,7 +33,7 @@ def test_login_opens_a_session_and_logout_ends_it(door, add_user):
     """Scripts and other sites cannot read the cookie; after the logout it is invalid."""
     ann = add_user()
     me = ann.ask("GET", "/v1/me").document
-    assert me == {"name": "ann", "scope": "admin", "how": "session"}
+    assert me == {"name": "ann", "scope": "admin", "how": "session", "studies": None}
     assert ann.ask("POST", "/logout").status == 403
     kept = dict(ann.cookies)
     answer = ann.ask("POST", "/logout", form={"csrf_token": secrets.csrf_token(ann.session)})
@@ -387,7 +387,8 @@ def test_api_token_is_shown_once_used_and_revoked(door):
     status, made = door.ask("POST", "/api-tokens", {"name": "ci", "scope": "viewer"})
     assert status == 201
     ci = Visitor(door.site, token=made["token"])
-    assert ci.ask("GET", "/v1/me").document == {"name": "ci", "scope": "viewer", "how": "token"}
+    me = ci.ask("GET", "/v1/me").document
+    assert me == {"name": "ci", "scope": "viewer", "how": "token", "studies": None}
     _, listed = door.ask("GET", "/api-tokens")
     [row] = listed["api_tokens"]
     assert (row["id"], row["status"]) == (made["id"], "active")

@@ -76,10 +76,10 @@ def test_table_is_complete(door, rows):
     ways = ("", "/link", "/style.css", "/oidc", "/oidc/callback")
     assert public == {f"/login{way}" for way in ways}
     changing = {row.scope for row, _ in rows if row.scope and row.method not in READING}
-    # Logging out and checking a run's settings change nothing.
+    # Logging out and checking a run change nothing.
     assert changing == set(Scope) - {Scope.METRICS}
     viewers = {row.path for row, _ in rows if row.scope is Scope.VIEWER and row.method == "POST"}
-    assert viewers == {"/logout", "/v1/me/password", "/v1/runs/describe"}
+    assert viewers == {"/logout", "/v1/me/password", "/v1/runs/check", "/v1/runs/describe"}
 
 
 def test_only_administrators_grant_access(rows):

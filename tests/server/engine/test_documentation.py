@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.server.engine import IGNORE, REFUSE, Round, Run
+from fedloom.server.engine import IGNORE, REFUSE, MaskedRound, MaskingSession, Round, Run
 
 PAGE = (Path(__file__).parents[3] / "docs" / "rounds.md").read_text(encoding="utf-8")
 
@@ -21,7 +21,15 @@ def table(title):
     }
 
 
-@pytest.mark.parametrize(("title", "machine"), [("round table", Round), ("run table", Run)])
+@pytest.mark.parametrize(
+    ("title", "machine"),
+    [
+        ("round table", Round),
+        ("masked round table", MaskedRound),
+        ("session table", MaskingSession),
+        ("run table", Run),
+    ],
+)
 def test_the_tables_of_the_page_match_the_code(title, machine):
     """For each state and event: ignored, refused, or handled."""
     verdicts = {IGNORE: "–", REFUSE: "refused"}

@@ -42,6 +42,7 @@ from fedloom.server.engine import (
     uniform,
 )
 
+OUT_OF_REACH = "quorum out of reach"
 CLIENTS = [f"c{number}" for number in range(9)]
 MOVES = {
     RoundState.SELECTING: {RoundState.SELECTING, RoundState.REPORTING, RoundState.ABANDONED},
@@ -66,6 +67,8 @@ class Witness:
         self.offered = set(round_.cohort.phases)  # first offers seen, or sent before a restart
         self.reported = {c for c, phase in round_.cohort.phases.items() if phase is Phase.REPORTED}
         self.out = {c for c, phase in round_.cohort.phases.items() if phase not in UNFINISHED}
+        failures = (Phase.FAILED, Phase.REFUSED)
+        self.failed = {c for c, phase in round_.cohort.phases.items() if phase in failures}
         self.closed = 0
         self.abandoned = 0
         self.reopened = round_.state is RoundState.CLOSING
@@ -92,6 +95,9 @@ class Witness:
         if isinstance(event, UpdateAccepted) and counting and event.client in self.cohort:
             self.reported.add(event.client)
             self.out.add(event.client)
+            self.failed.discard(event.client)
+        if isinstance(event, OUT[1:]) and state is RoundState.REPORTING:
+            self.failed |= {event.client} & self.cohort - self.out
         if isinstance(event, OUT) and state is RoundState.REPORTING:
             self.out |= {event.client} & self.cohort
         if isinstance(event, Committed) and self.reopened:
@@ -128,11 +134,18 @@ class Witness:
             case Abandon(reason):
                 self.abandoned += 1
                 assert reason == self.round.reason
+                if reason.startswith(OUT_OF_REACH):
+                    assert self._is_out_of_reach()
                 if not isinstance(event, CommitFailed):
                     self._check_withdrawn(effects[position + 1 :])
             case Withdraw(client, reason):
                 assert reason
                 assert client in self.cohort - self.out
+
+    def _is_out_of_reach(self):
+        """By sets alone: the failures leave too few clients for the quorum."""
+        hopes = self.reported | (self.cohort - self.out) | set(self.round.candidates)
+        return bool(self.failed) and len(hopes) < self.round.config.quorum
 
     def _note_cohort(self, cohort):
         config = self.round.config
@@ -177,6 +190,8 @@ class Witness:
             assert round_.cohort.accepted < config.goal
             assert at_work or round_.cohort.accepted < config.quorum
             assert not round_.candidates or round_.cohort.accepted + at_work >= config.goal
+            grace_s = min(config.give_up_s, config.patience_s)
+            assert not self._is_out_of_reach() or round_.wake_at <= self.now + grace_s
         if round_.state is RoundState.SELECTING and not round_.clock.paused:
             assert len(round_.candidates) < config.goal
         for client in CLIENTS:
@@ -194,7 +209,7 @@ class Witness:
             self.now = at
             self.feed(Wake())
             wakes += 1
-            assert wakes <= len(self.cohort) + 2
+            assert wakes <= len(self.cohort) + 3
 
 
 clients = st.sampled_from(CLIENTS)
@@ -221,7 +236,7 @@ steps = st.lists(
     ),
     max_size=40,
 )
-phases = st.sampled_from(Phase)
+phases = st.sampled_from([phase for phase in Phase if phase is not Phase.READY])
 
 
 @st.composite
@@ -234,6 +249,7 @@ def configs(draw):
         quorum=draw(st.integers(1, goal)),
         deadline_s=draw(st.sampled_from([5.0, 33.3, 1e6])),
         patience_s=draw(st.sampled_from([0.0, 0.1, 2.0])),
+        give_up_s=draw(st.sampled_from([0.0, 1.0, 3.0])),
     )
 
 
@@ -356,6 +372,7 @@ def test_a_pause_only_shifts_time(config, steps, pause_s):
         quorum=config.quorum,
         deadline_s=round(config.deadline_s),
         patience_s=round(config.patience_s),
+        give_up_s=config.give_up_s,
     )
     half = len(steps) // 2
     pause_s = float(round(pause_s))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from fedloom.server.engine import ClientFailed, Round, RoundConfig, Wake, select
 from fedloom.server.engine.selection import CandidatePool
 from fedloom.strategies import SELECTIONS, registry
 from fedloom.strategies.selection import History, Observation
+from fedloom.strategies.selection.roster import Attendance, Roster
 
 NAMES = [f"client-{number:02}" for number in range(12)]
 SEEDS = st.integers(-(2**70), 2**70)
@@ -156,3 +158,18 @@ def test_a_selection_with_unknown_or_repeated_clients_is_refused(wrong):
     pool = CandidatePool(wrong, [*"abcdefghi"])
     with pytest.raises(ValueError, match="Expected 2 different candidates"):
         pool.pop()
+
+
+@given(st.lists(st.tuples(st.integers(0, 11), st.booleans())), st.integers(0, 2**32))
+def test_clients_that_come_and_leave_by_place_are_those_by_name(moves, seed):
+    roster = Roster(NAMES)
+    by_place, by_name = (
+        CandidatePool(uniform(seed, 1), Attendance(roster, np.arange(12) % 2 == 0))
+        for _ in range(2)
+    )
+    by_place.follow(moves)
+    for place, comes in moves:
+        (by_name.add if comes else by_name.discard)(NAMES[place])
+    assert list(by_place) == list(by_name)
+    assert len(by_place) == len(by_name)
+    assert [by_place.pop() for _ in NAMES] == [by_name.pop() for _ in NAMES]

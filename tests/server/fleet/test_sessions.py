@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from fedloom.protocol.errors import Code, Refusal
+from fedloom.server.client_failures import ClientRules
+from fedloom.server.cool_off import CoolOffs
 from fedloom.server.fleet import sessions as fleet_module
 from fedloom.server.fleet.sessions import Call, Fleet, Hold, Session
 from fedloom.server.queries.gauges import states
@@ -102,15 +104,19 @@ def test_held_client_is_not_given_to_a_run():
             fleet.check("a")
         assert caught.value.code is Code.QUARANTINED
         counts = {"available": 1, "working": 0, "resting": 0, "quarantine": 1, "drain": 1}
-        assert states(fleet) == counts
+        counts["cooling"] = 0
+        cool_offs = CoolOffs(ClientRules(failing_after=1, cool_off_s=60.0), fleet.announce)
+        assert states(fleet, cool_offs) == counts
         fleet.rest("c", 60)
-        assert states(fleet) == counts | {"available": 0, "resting": 1}
+        assert states(fleet, cool_offs) == counts | {"available": 0, "resting": 1}
+        cool_offs.failed("c", {})
+        assert states(fleet, cool_offs) == counts | {"available": 0, "cooling": 1}
         run.came.clear()
         fleet.release("a")
         fleet.release("a")
         assert (run.came, fleet.available()) == (["a"], ["a"])
         fleet.release("b")
         assert run.came == ["a"]
-        assert states(fleet)["working"] == 1
+        assert states(fleet, cool_offs)["working"] == 1
 
     asyncio.run(main())

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fedloom.server.insight.health import Facts, Level, assess
-from fedloom.server.ledger.rows import RefusalCount
+from fedloom.server.ledger.rows import ClientRow, RefusalCount
 
 NOW = 1_000_000.0
 
@@ -115,6 +115,15 @@ def test_run_whose_clients_are_busy_is_reported():
     assert "Pause the run" in alert.todo
 
 
+def test_a_run_whose_clients_cool_off_says_so():
+    """More clients are one remedy, but what fails comes first."""
+    waiting = _run(live={"state": "selecting", "available": 1, "deadline_left_s": None})
+    waiting["live"]["clients_cooling"] = 4
+    alert = _only(assess(_facts(waiting)))
+    assert "1 of 5 are available. 4 cool off after failures in a row." in alert.what
+    assert alert.link == "/clients?state=cooling"
+
+
 def test_running_without_any_client_is_the_worst_alert():
     """The advice depends on whether clients are enrolled."""
     health = assess(_facts(_run(), clients_online=0))
@@ -138,6 +147,43 @@ def test_repeated_refusals_are_reported():
     assert alert.what.endswith("Expected a finite loss, got nan.")
     many = _only(assess(_facts(_run(), refused=(replace(poisoned, clients=2),))))
     assert (many.link, many.client) == ("/clients", "")
+
+
+def _failing(name, failures=5):
+    return ClientRow(
+        name=name, status="active", enrolled_at=0.0, revoked_at=None, seen_at=None, version=None,
+        hold=None, hold_reason=None, held_at=None, note=None, failures=failures, failed_at=NOW,
+        failed_why="ValueError: no examples.", failed_run="ward-1", failed_round=4,
+    )  # fmt: skip
+
+
+def test_a_few_failing_clients_are_reported_with_their_last_error():
+    """Of many failing ones, three have an alert of their own."""
+    alert = _only(assess(_facts(_run(), failing=(_failing("oak"),))))
+    assert (alert.level, alert.client, alert.link) == (Level.WARN, "oak", "/clients/oak")
+    words = "oak failed 5 times in a row, last in round 4 of ward-1: ValueError: no examples."
+    assert alert.what == words
+    five = tuple(_failing(f"c{i}") for i in range(5))
+    alerts = assess(_facts(_run(), failing=five, clients_enrolled=12)).alerts
+    assert [alert.client for alert in alerts] == ["c0", "c1", "c2", ""]
+    assert alerts[3].what == "2 more clients fail again and again."
+    assert alerts[3].link == "/clients?state=failing"
+
+
+def test_most_clients_failing_is_no_matter_of_single_clients():
+    """Half of them is."""
+    four = tuple(_failing(f"c{i}") for i in range(4))
+    assert not assess(_facts(_run(), failing=four, clients_enrolled=7)).alerts
+    assert len(assess(_facts(_run(), failing=four, clients_enrolled=8)).alerts) == 4
+
+
+def test_a_failing_client_has_one_alert():
+    """The one about its refusals, which have the same error."""
+    refused = RefusalCount(
+        code="not_finite", times=5, clients=1, client="oak", last=NOW, message="Got nan."
+    )
+    alert = _only(assess(_facts(_run(), failing=(_failing("oak"),), refused=(refused,))))
+    assert alert.what.startswith("oak was refused 5 times")
 
 
 def test_expiring_authority_is_reported():

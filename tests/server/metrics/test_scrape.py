@@ -182,6 +182,17 @@ def test_metrics_scope_reads_only_metrics(tmp_path):
         assert door.ask("POST", "/users", wish)[0] == 422  # no pages
 
 
+def test_runs_are_counted_in_each_state(tmp_path):
+    """A queued one too."""
+    settings = {"metrics_open": True, "max_running": 1}
+    with Door(tmp_path / "state", console="127.0.0.1:0", **settings) as door:
+        for _ in range(3):
+            door.submit(tmp_path)
+        found = read(_scrape(int(door.site.url.rpartition(":")[2]))[2])
+    states = {s: of(found, "fedloom_runs", state=s) for s in ("queued", "running", "paused")}
+    assert states == {"queued": 2, "running": 1, "paused": 0}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("sign", ["x-forwarded-for", "via", "origin", "sec-fetch-site"])
 def test_open_metrics_are_only_local(tmp_path, sign):

@@ -56,6 +56,19 @@ def covering(limit, **member_of):
     return cover(limit, member_of, {name: group(*runs) for name, runs in member_of.items()})
 
 
+def test_noise_of_sessions_counts_every_round_that_was_opened():
+    """The server may have seen the sums of those that it abandoned; central noise costs nothing."""
+    spec = {**SPEC, "privacy": {**TABLE, "mechanism": "distributed"}}
+    given = {"active": True, "committed": 3, "opened": 5}
+    shared, central = run("a", spec=spec, **given), run("b", **given)
+    assert (shared.spent.rounds, central.spent.rounds) == (5, 3)
+    assert shared.planned.rounds == central.planned.rounds == 8
+    assert shared.spent.releases.summed
+    runs = known(shared, central)
+    both = spent(runs, group("a", "b"), DELTA)
+    assert gaussian(5, 3) < both < gaussian(5) + gaussian(3)
+
+
 def test_an_ended_run_counts_what_it_released_and_an_active_one_its_plan():
     """Also, where a client is still to be drawn, that of an active run it was not in."""
     runs = known(run("old", committed=3), run("new", active=True, committed=2))

@@ -26,6 +26,13 @@ def door(tmp_path):
         yield door
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """A server without runs, for tests that make none."""
+    with Door(tmp_path_factory.mktemp("empty") / "state") as door:
+        yield door
+
+
 def _enrol(door, client, serial="01"):
     ledger = door.contexts.ledger
     ledger.add_token(serial, "hash", client, 4e9)
@@ -321,14 +328,14 @@ def test_aborted_round_keeps_the_reason(door, tmp_path):
         ({"name": "../x"}, "name"),
     ],
 )
-def test_invalid_specification_is_refused(door, tmp_path, change, said):
+def test_invalid_specification_is_refused(empty, tmp_path, change, said):
     """Before the run exists, naming the setting."""
-    digest = door.put_model(write_model(tmp_path / "m.safetensors"))
-    answer = door.ask("POST", "/runs", {"spec": SPEC | change, "model": digest})
+    digest = empty.put_model(write_model(tmp_path / "m.safetensors"))
+    answer = empty.ask("POST", "/runs", {"spec": SPEC | change, "model": digest})
     message = _fault(answer, 422, "usage")
     assert said in message
     assert "__init__" not in message
-    assert door.ask("GET", "/runs")[1]["runs"] == []
+    assert empty.ask("GET", "/runs")[1]["runs"] == []
 
 
 @pytest.mark.long

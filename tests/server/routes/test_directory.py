@@ -3,6 +3,7 @@
 import pytest
 
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.client_failures import Failures
 from fedloom.server.fleet.last_seen import Presence, Seen
 from fedloom.server.ledger import AcceptedUpdate
 from support.door import SPEC, Door
@@ -132,6 +133,61 @@ def test_tasks_of_a_client_with_its_success_rate(door, tmp_path):
     ]
     assert rest["more"] is None
     assert door.ask("GET", "/clients/west-2")[1]["success_rate"] is None
+
+
+@pytest.mark.long
+def test_failures_in_a_row_make_a_failing_client(door, tmp_path):
+    """Declined and lost tasks neither count nor end the row; a release keeps the last error."""
+    ledger, run = door.contexts.ledger, door.submit(tmp_path)
+    histories = {
+        "east-1": "fff", "east-2": "ffrf", "west-1": "rfdlff", "west-2": "fffr", "west_2": "ffdd",
+    }  # fmt: skip
+    phases = {"f": "failed", "d": "declined", "l": "lost"}
+    number = 0
+    for name, history in histories.items():
+        failures = Failures()
+        for end in history:
+            number += 1
+            row = {
+                "run": run, "number": number, "kind": "train", "opened_at": float(number),
+                "deadline_at": 9e9, "model_in": "m",
+            }  # fmt: skip
+            ledger.open_round(row, [name])
+            if end == "r":
+                update = AcceptedUpdate(
+                    run=run, round=number, client=name, identity="i", file="", size_bytes=0,
+                    weight=1.0, norm=0.5, counts_in=number, training={}, evaluation={},
+                )  # fmt: skip
+                assert ledger.accept(update, 9)
+                failures = Failures()
+            elif end == "f":
+                failures = failures.plus_one(float(number))
+                ledger.set_phase(run, number, name, "failed", f"no. {number}", failures=failures)
+            else:
+                ledger.set_phase(run, number, name, phases[end], "why")
+    assert names(door, "state=failing") == ["east-1", "west-1"]
+    assert names(door, "state=cooling") == []
+    found = {c["name"]: c for c in door.ask("GET", "/clients")[1]["clients"]}
+    assert {n: c["state"] for n, c in found.items()} == {
+        "east-1": "failing", "east-2": "offline", "west-1": "failing", "west-2": "offline",
+        "west_2": "offline",
+    }  # fmt: skip
+    assert {n: c["failures"] for n, c in found.items()} == {
+        "east-1": 3, "east-2": 1, "west-1": 3, "west-2": 0, "west_2": 2
+    }  # fmt: skip
+    assert {n: c["success_level"] for n, c in found.items()} == {
+        "east-1": "bad", "east-2": "bad", "west-1": "bad", "west-2": "bad", "west_2": None
+    }  # fmt: skip
+    assert found["west-2"]["last_error"] == {"text": "no. 16", "run": run, "round": 16, "at": 16.0}
+    overview = door.ask("GET", "/overview")[1]
+    assert overview["clients_failing"] == 2
+    done = door.ask("POST", "/clients/east-1/release")[1]
+    assert (done["changed"], done["state"], done["failures"]) == (True, "offline", 0)
+    assert done["last_error"]["text"] == "no. 3"
+    assert names(door, "state=failing") == ["west-1"]
+    door.ask("POST", "/clients/west-1/quarantine")
+    assert names(door, "state=failing") == []
+    assert door.ask("GET", "/clients/west-1")[1]["state"] == "quarantined"
 
 
 def test_versions_are_counted(door):

@@ -15,21 +15,6 @@ def door(tmp_path):
         yield door
 
 
-def commit(door, run, number, model):
-    """Commit a round in the ledger, without the run's driver."""
-    ledger = door.contexts.ledger
-    row = {
-        "run": run, "number": number, "kind": "train", "opened_at": 0.0, "deadline_at": 1.0,
-        "model_in": ledger.run(run).model,
-    }  # fmt: skip
-    ledger.open_round(row, [])
-    ledger.close_round(run, number)
-    result = {
-        "model_out": model, "strategy_state": None, "training": {}, "evaluation": {}, "counts": True
-    }  # fmt: skip
-    ledger.commit_round(run, number, result, 10)
-
-
 def test_a_promotion_has_its_run_and_round(door):
     """Clients get this model from now on."""
     ledger = door.contexts.ledger
@@ -55,7 +40,7 @@ def test_promoting_twice_changes_nothing(door):
 def test_promotions_are_listed(door, tmp_path):
     """Three promotions of two models, newest first, page by page; ids increase."""
     other = door.put_model(write_model(tmp_path / "other.safetensors", value=1.0))
-    commit(door, door.first, 1, other)
+    door.commit(door.first, 1, other)
     for digest in (door.digest, other, door.digest):
         done = door.ask("POST", f"/models/{digest}/promote", {})[1]
     assert f"instead of {other[:12]}" in done["consequence"]
@@ -89,7 +74,7 @@ def test_a_model_of_no_run_is_not_promoted(door, tmp_path):
 def test_a_rollback_is_previewed(door, tmp_path):
     """The preview changes nothing; the same request without it rolls back."""
     other = door.put_model(write_model(tmp_path / "other.safetensors", value=1.0))
-    commit(door, door.first, 1, other)
+    door.commit(door.first, 1, other)
     url = f"/runs/{door.first}/rollback"
     status, seen = door.ask("POST", url + "?preview=true", {"round": 0})
     assert (status, seen["changed"]) == (200, False)
@@ -106,7 +91,7 @@ def test_a_rollback_is_previewed(door, tmp_path):
 def test_rollback_to_an_unknown_or_undone_round_is_refused(door, tmp_path, number):
     """The message lists the possible ones."""
     other = door.put_model(write_model(tmp_path / "other.safetensors", value=1.0))
-    commit(door, door.first, 1, other)
+    door.commit(door.first, 1, other)
     door.ask("POST", f"/runs/{door.first}/rollback", {"round": 0})
     status, fault = door.ask("POST", f"/runs/{door.first}/rollback", {"round": number})
     assert (status, fault["error"]["kind"]) == (409, "conflict")
@@ -115,8 +100,8 @@ def test_rollback_to_an_unknown_or_undone_round_is_refused(door, tmp_path, numbe
 
 def test_rollback_to_a_missing_model_is_refused(door, tmp_path):
     """Before the open round is dropped."""
-    commit(door, door.first, 1, "f" * 64)
-    commit(door, door.first, 2, "e" * 64)
+    door.commit(door.first, 1, "f" * 64)
+    door.commit(door.first, 2, "e" * 64)
     status, fault = door.ask("POST", f"/runs/{door.first}/rollback", {"round": 1})
     assert (status, fault["error"]["kind"]) == (500, "integrity")
     assert door.contexts.ledger.run(door.first).model == "e" * 64

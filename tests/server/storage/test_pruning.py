@@ -35,19 +35,9 @@ def put(door, tmp_path, value):
 
 
 def commit(door, tmp_path, number):
-    ledger = door.contexts.ledger
     model, state = put(door, tmp_path, number), put(door, tmp_path, 100 + number)
-    row = {
-        "run": door.run, "number": number, "kind": "train", "opened_at": 0.0, "deadline_at": 1.0,
-        "model_in": door.models[-1],
-    }  # fmt: skip
-    ledger.open_round(row, [])
-    ledger.close_round(door.run, number)
     note = f'{{"step": {number}, "arrays": "{state}", "sent": null}}'
-    result = {
-        "model_out": model, "strategy_state": note, "training": {}, "evaluation": {}, "counts": True
-    }  # fmt: skip
-    ledger.commit_round(door.run, number, result, 10)
+    door.commit(door.run, number, model, strategy_state=note)
     door.models.append(model)
     door.states.append(state)
 
@@ -179,6 +169,9 @@ def test_pruned_model_cannot_be_promoted(door):
     prune(door)
     status, fault = door.ask("POST", f"/models/{door.models[3]}/promote", {})
     assert (status, fault["error"]["kind"]) == (404, "not_found")
+    assert fault["error"]["message"].startswith(f"The file of the model {door.models[3][:12]} was")
+    unknown = door.ask("POST", f"/models/{'0' * 64}/promote", {})[1]
+    assert "There is no model" in unknown["error"]["message"]
     status, made = door.ask("GET", f"/models/{door.models[3][:12]}/lineage")
     assert (status, made["stored"], made["size_bytes"]) == (200, False, 10)
     assert [origin["round"] for origin in made["origins"]] == [3]
@@ -198,3 +191,26 @@ def test_models_are_read_page_by_page(door):
         assert found == whole["models"]
         assert [m["round"] for m in found] == list(range(7))
     assert door.ask("GET", "/models?before=nonsense")[0] == 422
+
+
+def test_a_model_that_becomes_the_best_between_the_steps_stays(door):
+    """A rollback may name one whose row is marked already, and whose file is still there."""
+    ledger = door.contexts.ledger
+    ledger.mark_pruned(2)
+    ledger.roll_back(door.run, 6, best={"metric": "loss", "round": 3, "value": 1.0})
+    assert ledger.run(door.run).best["model"] == door.models[3]
+    prune(door)
+    assert kept(door, door.models) == [0, 3, 5, 6]
+
+
+def test_a_model_whose_file_is_kept_is_not_listed_as_pruned(door, tmp_path):
+    """Its row was pruned before a rollback made it the best, or before another run has it too."""
+    ledger = door.contexts.ledger
+    prune(door)
+    put(door, tmp_path, 3)  # as the file of another run, or of a rollback just before the removal
+    ledger.roll_back(door.run, 6, best={"metric": "loss", "round": 3, "value": 1.0})
+    prune(door)
+    listed = {m["round"]: m for m in door.ask("GET", "/models")[1]["models"]}
+    assert [n for n, m in listed.items() if m["pruned"] is None] == kept(door, door.models)
+    assert (listed[3]["best"], listed[3]["pruned"], listed[2]["pruned"]) == (True, None, 2)
+    assert door.ask("POST", f"/models/{door.models[3]}/promote", {})[0] == 200

@@ -37,6 +37,13 @@ def door(tmp_path):
         yield door
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """A server without runs, for tests that make none."""
+    with Door(tmp_path_factory.mktemp("empty") / "state") as door:
+        yield door
+
+
 def get(door, path):
     """A page's status and text."""
     connection = _Connection(door.directory / "control.sock")
@@ -64,9 +71,9 @@ def test_a_live_part_is_drawn_by_itself(door, tmp_path, path):
 
 
 @pytest.mark.parametrize("path", STATIC_PAGES)
-def test_every_page_works_on_an_empty_server(door, path):
+def test_every_page_works_on_an_empty_server(empty, path):
     """It says what to do next."""
-    status, text = get(door, path)
+    status, text = get(empty, path)
     assert status == 200
     assert 'class="empty"' in text or 'id="none"' in text
     assert "<h1>" in text
@@ -91,7 +98,7 @@ def test_run_page_offers_the_possible_actions(door, tmp_path):
     assert f"<h1>{run}</h1>" in text
     assert "of 2 clients available" in text
     offered = re.findall(rf'data-act="/v1/runs/{run}/([a-z]+)"', text)
-    assert offered == ["pause", "goal", "abort", "stop"]
+    assert offered == ["pause", "priority", "goal", "abort", "stop"]
 
 
 def test_ended_run_has_its_duration(door, tmp_path):

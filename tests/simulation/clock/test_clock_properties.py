@@ -9,7 +9,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedloom.protocol.errors import UsageError
@@ -177,6 +177,7 @@ def witnessed(config, table, seed, refused):
     there = np.ones(CLIENTS, bool)
     if devices.availability is not None:
         there, _ = devices.availability.look(0.0)
+    declines, fails_at = devices.declines(5), devices.fails_at(5)
     witness = Witness(
         names,
         devices,
@@ -188,8 +189,8 @@ def witnessed(config, table, seed, refused):
         ),
         refused,
         [devices.work_times(load(), 5).seconds(place) for place in range(CLIENTS)],
-        devices.declines(5),
-        devices.fails_at(5),
+        declines and declines(np.arange(CLIENTS)),
+        fails_at and fails_at(np.arange(CLIENTS)),
     )
     for place in range(CLIENTS):
         change = witness.next_change(place)
@@ -201,7 +202,24 @@ def witnessed(config, table, seed, refused):
 
 @pytest.mark.long
 @games
-@settings(max_examples=150)
+@example(
+    config=RoundConfig(goal=2, quorum=2, deadline_s=15.0, patience_s=4.0),
+    table={
+        "compute_examples_per_s": {"distribution": "lognormal", "median": 10.0, "sigma": 0.8},
+        "download_mbit_s": {"distribution": "uniform", "low": 1.0, "high": 50.0},
+        "upload_mbit_s": 4.0,
+        "drop_out": 0.6,
+        "failure": 0.2,
+        "jitter": 0.0,
+        "availability": {
+            "on_s": {"distribution": "exponential", "mean": 20.0, "min": 0.5},
+            "off_s": {"distribution": "exponential", "mean": 20.0, "min": 0.5},
+        },
+    },
+    seed=4627325,
+    refused=frozenset(),
+).via("devices that come delay the end of a round without hope")
+@settings(max_examples=400)
 def test_the_clock_decides_like_an_engine_fed_event_by_event(config, table, seed, refused):
     try:
         game = clock_of(table, seed).play(

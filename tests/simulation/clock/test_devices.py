@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.protocol.errors import UsageError
+from fedloom.simulation.clock import philox
 from fedloom.simulation.clock.availability import from_windows, periodic
-from fedloom.simulation.clock.device_random import Source, draw
+from fedloom.simulation.clock.device_random import Source, Uniforms, draw
 from fedloom.simulation.clock.devices import Devices, Load
 
 PLAIN = {"compute_examples_per_s": 100, "download_mbit_s": 8, "upload_mbit_s": 4}
@@ -61,7 +62,10 @@ def test_a_missing_timing_is_named(name):
         ({"availability": {"on_s": 10, "off_s": 0}}, "off_s > 0"),
         ({"trace": {"speed": "x"}}, "speed'. Known: "),
         ({"trace": "x"}, "a table"),
-        ({"upload_mbit_s": {"distribution": "gauss"}}, "distribution = one of choice"),
+        (
+            {"upload_mbit_s": {"distribution": "gauss"}},
+            "distribution as a known name.*Known: choice",
+        ),
         ({"upload_mbit_s": {"distribution": "normal", "mean": 1}}, "mean, std .*got mean"),
         ({"upload_mbit_s": {"distribution": "exponential", "mean": 1, "sd": 1}}, "_mbit_s.sd'"),
         ({"upload_mbit_s": {"distribution": "uniform", "low": 2, "high": 1}}, "low=2"),
@@ -127,6 +131,26 @@ def test_a_client_keeps_its_numbers_when_the_population_grows():
     assert np.array_equal(few, many[:10])
 
 
+@pytest.mark.parametrize("compiles", [True, False], ids=["numba", "numpy"])
+def test_a_few_numbers_are_those_of_the_whole_stream(compiles, monkeypatch):
+    """The first and last blocks of the generator, and clients in any order, twice."""
+    if compiles:
+        pytest.importorskip("numba", reason="pip install 'fedloom[fast]'")
+        monkeypatch.setattr(philox, "LEAST", 1)
+    else:
+        monkeypatch.setattr(philox, "doubles_at", lambda: None)
+    count = 300_001
+    source = Source(11, "device jitter", 5)
+    whole = source.uniforms(count, "angle")
+    places = np.random.default_rng(2).permutation(count)[:999]
+    places[:6] = [0, 1, 2, 3, 4, count - 1]
+    few = Uniforms(source, count, "angle")
+    for wanted in (places, places[:1], places[::-1]):
+        assert few[wanted].tobytes() == whole[wanted].tobytes()
+    assert few[:].tobytes() == whole.tobytes()
+    assert few[5] == whole[5]
+
+
 def test_sources_of_other_seeds_purposes_and_rounds_differ():
     sources = [Source(0, "a"), Source(1, "a"), Source(0, "b"), Source(0, "a", 0), Source(0, "a", 1)]
     assert len({source.uniforms(1).item() for source in sources}) == len(sources)
@@ -174,12 +198,13 @@ def test_jitter_differs_by_round_and_client_and_has_median_1():
 
 def test_probabilities_are_met():
     devices = built(num_clients=N, drop_out=0.1, failure=0.25)
-    declines, fails_at = devices.declines(1), devices.fails_at(1)
+    everyone = np.arange(N)
+    declines, fails_at = devices.declines(1)(everyone), devices.fails_at(1)(everyone)
     assert declines.mean() == pytest.approx(0.1, abs=0.005)
     assert (fails_at < 1).mean() == pytest.approx(0.25, abs=0.005)
     assert np.median(fails_at[fails_at < 1]) == pytest.approx(0.5, abs=0.01)
     assert (declines & (fails_at < 1)).mean() == pytest.approx(0.025, abs=0.005)
-    assert not np.array_equal(declines, devices.declines(2))
+    assert not np.array_equal(declines, devices.declines(2)(everyone))
     assert built().declines(1) is None
     assert built().fails_at(1) is None
 
@@ -320,5 +345,5 @@ def test_the_numbers_on_the_page_are_correct(traces):
     Devices.build(tomllib.loads(traced)["devices"], 10, seed=0, folder=traces)
     with pytest.raises(UsageError) as refusal:
         built(upload_mbit_s={"distribution": "?"})
-    named = re.search(r"one of ([\w, ]+), got", str(refusal.value))[1].split(", ")
+    named = re.search(r"Known: ([\w, ]+)\.", str(refusal.value))[1].split(", ")
     assert all(f"\n| `{name}` |" in PAGE for name in named)

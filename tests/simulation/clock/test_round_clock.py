@@ -209,6 +209,33 @@ def test_a_device_that_leaves_as_it_finishes_has_finished():
     assert game.accepted_s == (40.0,)
 
 
+def excluding(clients, config, work_s, **how):
+    """A round that these clients may not take part in."""
+    devices, load = fleet(work_s, **how)
+    clock = Clock("abcdefghij"[: len(work_s)], devices)
+    return clock.play(
+        config, select=in_order, round_number=1, load=load, excluded=frozenset(clients)
+    )
+
+
+def test_an_excluded_newcomer_takes_no_free_place():
+    """Client a drops out; c, which is available from 20 s, may not take part; d comes at 30 s."""
+    windows = [ALWAYS, ALWAYS, [(20.0, 1000.0)], [(30.0, 1000.0)]]
+    config, work, drop_out = RoundConfig(goal=2, quorum=2), [5.0, 60.0, 5.0, 5.0], [1.0, 0, 0, 0]
+    game = excluding("c", config, work, windows=windows, drop_out=drop_out)
+    assert game.cohort == ("a", "b", "d")
+    assert game.accepted_s == (35.0, 60.0)
+
+
+def test_a_round_does_not_open_for_an_excluded_device():
+    """Two of three are there at once, but one may not take part: it opens when c comes."""
+    windows = [ALWAYS, ALWAYS, [(300.0, 900.0)]]
+    game = excluding("b", RoundConfig(goal=2), [10.0, 10.0, 10.0], windows=windows)
+    assert (game.opened_s, game.cohort) == (300.0, ("a", "c"))
+    with pytest.raises(UsageError, match="never 2 devices available at once"):
+        excluding("bc", RoundConfig(goal=2), [10.0, 10.0, 10.0], windows=windows)
+
+
 def test_a_free_place_goes_to_the_next_newcomer():
     """Client a drops out, no device is idle; c is available from 20 s."""
     windows = [ALWAYS, ALWAYS, [(20.0, 1000.0)], [(30.0, 1000.0)]]

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fedloom.client.torch import augment
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.kernels import compiled
 from fedloom.simulation.kernels.compiled import Compiled
@@ -25,8 +26,8 @@ def _mlp():
     return kernels.seeded(lambda: nn.Sequential(nn.Linear(12, 4), nn.Tanh(), nn.Linear(4, 4)))
 
 
-def _agree(task, make=_mlp):
-    people, params = kernels.population(), kernels.received(make())
+def _agree(task, make=_mlp, **population):
+    people, params = kernels.population(**population), kernels.received(make())
     one, other = (k(make(), cross_entropy, people, kernels.CPU) for k in (Resident, Compiled))
     expected = {o.client: (o, kernels.values(o)) for o in one.work(params, task, kernels.jobs())}
     for outcome in other.work(params, task, kernels.jobs()):
@@ -116,3 +117,32 @@ def test_unsupported_experiments_are_refused():
 def test_compiled_machine_code_agrees_with_the_resident_kernel():
     torch._dynamo.reset()
     assert _agree(kernels.task()).note == ""
+
+
+def _cnn():
+    return kernels.seeded(
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 4))
+    )
+
+
+@pytest.mark.skipif(
+    not os.environ.get("FEDLOOM_TEST_COMPILE")
+    or not (shutil.which("g++") or shutil.which("clang")),
+    reason="set FEDLOOM_TEST_COMPILE=1 and have a C++ compiler",
+)
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_machine_code_agrees_on_augmented_images():
+    """The same crops and flips; without them the updates differ."""
+    torch._dynamo.reset()
+    augmented = [augment.Crop(padding=2), augment.Flip()]
+    task = kernels.task(epochs=2)
+    assert _agree(task, _cnn, shape=(3, 8, 8), transform=augmented).note == ""
+    params = kernels.received(_cnn())
+    plain, changed = (
+        Compiled(_cnn(), cross_entropy, kernels.population(shape=(3, 8, 8), transform=steps),
+                 kernels.CPU)
+        for steps in (None, augmented)
+    )  # fmt: skip
+    both = [next(iter(k.work(params, task, kernels.jobs()))) for k in (plain, changed)]
+    one, other = map(kernels.values, both)
+    assert any(np.abs(one[name] - other[name]).max() > 1e-3 for name in one)

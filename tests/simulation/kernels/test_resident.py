@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fedloom.client.torch import augment
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation import models
 from fedloom.simulation.kernels.base import ClientJob, Measurement
@@ -33,9 +34,16 @@ def _lstm():
     return models.build("char-lstm", num_classes=4, hidden=8)
 
 
+AUGMENTED = [
+    augment.Crop(padding=1),
+    augment.PerExample(lambda x: x + torch.rand(())),
+    augment.Noise(deviation=0.1),
+    augment.Normalise(mean=0.5, deviation=0.5),
+]
 MAKERS = {
     "2nn": (_two_nn, {"shape": IMAGE}),
     "cnn": (_cnn, {"shape": IMAGE}),
+    "cnn, augmented": (_cnn, {"shape": IMAGE, "transform": AUGMENTED}),
     "batchnorm": (lambda: kernels.seeded(NORMED), {}),
     "lstm": (_lstm, {"shape": (6,), "places": (6,), "tokens": True}),
 }

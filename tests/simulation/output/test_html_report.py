@@ -151,7 +151,7 @@ def test_pointer_data_are_valid():
     hovers = [
         json.loads(text, parse_constant=pytest.fail) for text in page.attributes("data-hover")
     ]
-    assert len(hovers) == 5
+    assert len(hovers) == 7
     for columns in hovers:
         places = [column[0] for column in columns]
         assert places == sorted(places)

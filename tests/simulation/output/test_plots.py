@@ -16,9 +16,10 @@ def _pixels(path):
 
 
 @pytest.mark.long
-def test_every_metric_is_drawn_by_round_and_by_virtual_time(tmp_path):
+def test_every_metric_is_drawn_by_round_bytes_and_virtual_time(tmp_path):
     files = plots.draw_all(history(12, abandoned={5}), tmp_path / "plots", name="a $ name_^")
-    names = {"accuracy", "accuracy-by-virtual-time", "loss", "loss-by-virtual-time"}
+    metrics, axes = ("accuracy", "loss"), ("", "-by-bytes", "-by-virtual-time")
+    names = {f"{metric}{axis}" for metric in metrics for axis in axes}
     assert {file.stem for file in files} == names | {"clients", "workers"}
     for file in files:
         assert _pixels(file).std() > 5

@@ -2,12 +2,16 @@
 
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 
 from fedloom.cli.operator.export.tensorboard import read
 from fedloom.protocol.errors import UsageError
+from fedloom.simulation.api import simulate
 from fedloom.simulation.output import trackers
+from support.curve_client import Counter, CurveClient, settings
+from support.experiments import experiment, population
 from support.histories import history
 
 
@@ -94,3 +98,29 @@ def test_tensorboard_gets_every_round(tmp_path):
     assert steps[2]["test/accuracy"] == pytest.approx(
         dict(trackers.scalars(history(2)[1]))["test/accuracy"]
     )
+
+
+def test_the_best_model_is_a_point_of_its_round_once(tmp_path):
+    """Also after a resumption; no point before a finite metric."""
+    marks = [{"metric": "accuracy", "round": n, "value": n and n / 8} for n in (None, 0, 0, 2, 5)]
+    marks.insert(0, None)
+    for folder, before, told, rounds in (
+        ("new", None, marks, [0, 2, 5]), ("resumed", marks[-2], marks[-2:], [5]),
+    ):  # fmt: skip
+        with trackers.Trackers([trackers.TensorBoard(tmp_path / folder)], before) as all_of_them:
+            for mark in told:
+                all_of_them.mark(mark)
+        (path,) = (tmp_path / folder).iterdir()
+        assert list(read(path)) == [(n, {"best/accuracy": n / 8}) for n in rounds]
+
+
+def test_a_simulation_tracks_each_model_that_was_the_best(tmp_path):
+    """The last point is the best model of the result."""
+    described = experiment(client=CurveClient, data=population(sizes=(5, 5), test=0),
+                           **settings("5 3 4 2 2"))  # fmt: skip
+    described = replace(described, model=Counter, settings={"output": {"tensorboard": True}})
+    best = simulate(described, out=tmp_path / "out", show=False).best_model
+    paths = (tmp_path / "out" / "tensorboard").iterdir()
+    points = [pair for path in paths for pair in read(path) if "best/loss" in pair[1]]
+    assert points[-1] == (best["round"], {"best/loss": best["value"]})
+    assert [values["best/loss"] for _, values in points] == [5.0, 3.0, 2.0]

@@ -345,7 +345,7 @@ def test_a_rotation_turns_each_client_by_its_own_angle():
         ),
         ("grouped-natural", {"clients": 7}, {}, "from 1 to 6 clients"),
         ("grouped-natural", {"clients": 2}, {"group_size": 2}, "2 clients, got 3 groups"),
-        ("continuous", {}, {"by": "hue"}, "got 'hue'. Known: mean"),
+        ("continuous", {}, {"by": "hue"}, "got 'hue'. Known: deviation, mean"),
         ("continuous", {}, {"by": 2}, "column from 0 to 1, got 2"),
         ("continuous", {}, {"strictness": 1.5}, "strictness from 0 to 1"),
         ("distribution", {}, {"mixes": [[1, 1, 1, 1]]}, "mixes of 3 clients by 4 classes"),

@@ -1,12 +1,14 @@
 """Comet Optimizer configs are read unchanged."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.sweep import comet
 from fedloom.simulation.sweep.reading import read
+from fedloom.simulation.sweep.study import TrialStore
 
 PUBLISHED = {
     "algorithm": "bayes",
@@ -73,6 +75,33 @@ def test_a_range_has_ten_grid_points_by_default():
     assert parse(algorithm="grid", spec={"maxCombo": 7}, parameters=ranges).num_points == 7
 
 
+@pytest.mark.parametrize("algorithm", ["random", "grid", "bayes"])
+@pytest.mark.parametrize("kind", ["integer", "float", "double"])
+@pytest.mark.parametrize(
+    "scaling", ["linear", "uniform", "loguniform", "normal", "lognormal", None]
+)
+def test_every_documented_range_runs_within_its_bounds(tmp_path, algorithm, kind, scaling):
+    """With whole numbers for integers; of `gridSize` = 4 points in a grid."""
+    bounds = {"min": 1, "max": 100} if scaling != "lognormal" else {"min": 1, "max": 1e4}
+    normal = {"normal": {"mu": 50, "sigma": 20}, "lognormal": {"mu": 3, "sigma": 1}}
+    entry = {"type": kind, "gridSize": 4, **bounds, **normal.get(scaling, {})}
+    entry |= {"scalingType": scaling} if scaling else {}
+    sweep = parse(algorithm=algorithm, spec={"maxCombo": 6}, trials=1, parameters={"lr": entry})
+    study = TrialStore(sweep, tmp_path)
+    values = [sweep.settings(study.start(slot).params)["train.learning_rate"]
+              for slot in study.missing()]  # fmt: skip
+    study.close()
+    assert len(values) == (4 if algorithm == "grid" else 6)
+    assert all(bounds["min"] <= value <= bounds["max"] for value in values)
+    assert all(isinstance(value, int) for value in values) == (kind == "integer")
+    assert len(set(values)) == len(values)
+
+
+def test_values_that_occur_twice_are_tried_once():
+    twice = {"batch_size": {"type": "discrete", "values": [8, 16, 8.0, 32, 16]}}
+    assert parse(algorithm="grid", spec={}, parameters=twice).num_points == 3
+
+
 def test_names_can_be_mapped():
     odd = {"width": {"type": "discrete", "values": [8, 16]}}
     with pytest.raises(UsageError, match="--map width="):
@@ -93,7 +122,7 @@ def test_formulas_express_a_published_search_in_one_file():
         },
         derived={"train.learning_rate": "0.1 * (batch_size / 8) ** scaled"},
     )
-    assert sweep.num_points == 8
+    assert sweep.num_points == 7, "with a batch of 8 both rates are 0.1"
     chosen = sweep.settings({"batch_size": 128, "scaled": 1})
     assert chosen["train.learning_rate"] == pytest.approx(1.6)
     assert chosen["train.batch_size"] == 128
@@ -107,6 +136,8 @@ def test_a_search_without_a_limit_gets_the_default_number_of_trials():
     assert sweep.objective.direction == "maximize"
     assert "--trials" in sweep.notes[0]
     assert comet.parse(PUBLISHED, experiment={}, trials=4).num_points == 4
+    few = parse(spec={}, parameters={"batch_size": [8, 16, 32]})
+    assert (few.num_points, few.notes) == (3, ())
 
 
 @pytest.mark.parametrize(
@@ -126,6 +157,21 @@ def test_a_search_without_a_limit_gets_the_default_number_of_trials():
         ),
         ({"parameters": {"lr": {"type": "discrete"}}}, "list of values"),
         ({"parameters": {"lr": {"type": "float", "minimum": 0}}}, "minimum"),
+        ({"parameters": {"lr": {"type": "discrete", "values": [1], "min": 0}}}, "min"),
+        ({"parameters": {"lr": {"type": "float", "min": 0, "max": 1, "value": 1}}}, "value"),
+        ({"parameters": {"lr": {"type": "float", "min": 0, "max": 1, "values": [1]}}}, "values"),
+        ({"parameters": {"lr": {"type": "float", "min": 0, "max": 1, "mu": 1}}}, "mu"),
+        (
+            {"parameters": {"lr": {"type": "float", "scalingType": "normal", "min": 0, "max": 1}}},
+            "mu and sigma",
+        ),
+        ({"parameters": {"epochs": {"type": "integer", "min": 0.5, "max": 2}}}, "whole min"),
+        ({"parameters": {"lr": {"type": "normal", "mu": 0, "sigma": 1}}}, "type of integer"),
+        ({"parameters": {"lr": {"type": "gaussian"}}}, "type of integer"),
+        ({"spec": {"maxCombo": "10"}}, "maxCombo"),
+        ({"spec": {"gridSize": 0}}, "gridSize"),
+        ({"trials": 0}, "trials"),
+        ({"algorithm": ["grid"]}, "bayes"),
         ({"parameters": 3}, "a table .parameters."),
         ({"project": "x"}, "project"),
         ({"derived": {"x": "__import__('os')"}}, "formula"),
@@ -150,3 +196,40 @@ def test_the_file_name_determines_the_format(tmp_path):
             read(path)
     with pytest.raises(UsageError, match="does not exist"):
         read(tmp_path / "missing.json")
+
+
+LITERAL = """{
+# How to search
+'algorithm': "random",
+"parameters": {  # what varies
+    "batch_size": {"type": 'discrete', "values": [8, 16, 32, 64, 128, 256, 512,],},
+    'train.momentum': {'type': 'float', 'min': -.5, 'max': 0x1,},
+    'model.bias': (True, False, None),
+},
+"spec": {
+    "metric": "val_loss",
+    "objective": "minimize",
+},
+}
+"""
+SHARED = Path(__file__).parents[4] / "shared" / "data" / "comet-optimizer.config"
+
+
+def test_a_literal_with_comments_and_trailing_commas_is_read_unchanged(tmp_path):
+    path = tmp_path / "optimizer.config"
+    path.write_text("\ufeff\n" + LITERAL, "utf-8")
+    sweep = read(path, experiment="there.toml")
+    batch, momentum, bias = sweep.parameters
+    assert (sweep.algorithm, sweep.objective.metric) == ("random", "loss")
+    assert batch.values == (8, 16, 32, 64, 128, 256, 512)
+    assert (momentum.low, momentum.high) == (-0.5, 1.0)
+    assert bias.values == (True, False, None)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the folder of shared data is not here")
+def test_the_shared_config_is_read_unchanged():
+    sweep = read(SHARED, experiment="there.toml")
+    (batch,) = sweep.parameters
+    assert (batch.setting, batch.values) == ("train.batch_size", (8, 16, 32, 64, 128, 256, 512))
+    assert (sweep.objective.metric, sweep.objective.direction) == ("loss", "minimize")
+    assert (sweep.num_points, sweep.notes) == (7, ())

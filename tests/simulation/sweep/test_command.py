@@ -45,6 +45,22 @@ def test_a_sweep_ends_with_a_table_and_the_best_settings(folder):
 
 
 @pytest.mark.long
+def test_seeds_give_means_and_deviations(folder):
+    words = [folder / "sweep.toml", "-j", 3, "--out", folder / "out", "--seeds", 3]
+    shown = sweep(*words).stdout
+    assert "± sample standard deviation (n - 1) over 3 seeds" in shown
+    assert " ±0.00%" in shown, "the learner has no seed"
+    found = json.loads(sweep(*words, "--json").stdout)
+    assert [(each["seeds"], each["deviation"]) for each in found["ranking"]] == [(3, 0), (3, 0)]
+    assert [each["settings"]["seed"] for each in found["trials"]] == [0, 1, 2, 0, 1, 2]
+    assert (folder / "out/settings.csv").exists()
+    one = sweep(folder / "sweep.toml", "--out", folder / "out", "--json")
+    assert "finished" not in one.stderr, "nothing was run"
+    assert [each["trial"] for each in json.loads(one.stdout)["trials"]] == [1, 4]
+    assert not (folder / "out/settings.csv").exists(), "it has means of three seeds"
+
+
+@pytest.mark.long
 def test_a_comet_config_is_accepted_unchanged(folder):
     config = {
         "algorithm": "random",

@@ -72,6 +72,14 @@ def test_every_objective_on_the_page_is_valid(line):
     assert settings.parse(table).objective
 
 
+def test_deviations_over_seeds_have_one_wording():
+    """Of a sample, over so many seeds; see `words.over_seeds`."""
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "simulations").rglob("*.md")]
+    assert len(pages) > 50
+    loose = re.compile(r"(?<!sample )standard deviations?[^.|]{0,30}seeds")
+    assert [p.name for p in pages if loose.search(p.read_text("utf-8"))] == []
+
+
 def test_every_setting_of_a_sweep_is_on_the_page():
     words = [*ALGORITHMS, *PRUNERS[1:], *FUNCTIONS, *Pruner.__dataclass_fields__, *settings._KNOWN]
     missing = [word for word in words if word != "name" and word not in PAGE]

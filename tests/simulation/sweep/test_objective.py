@@ -90,4 +90,9 @@ def test_a_metric_of_an_unknown_source_is_refused(name):
 
 def test_directions_follow_from_names():
     assert natural_direction("training.loss") == natural_direction("mse") == "minimize"
-    assert natural_direction("accuracy") == "maximize"
+    assert natural_direction("accuracy") == natural_direction("test.f1") == "maximize"
+
+
+def test_a_metric_of_unknown_direction_needs_one():
+    with pytest.raises(UsageError, match="Expected objective with the metric 'mine'"):
+        natural_direction("mine")

@@ -1,11 +1,13 @@
 """Sweeps in real processes, with a learner of negligible duration."""
 
+import csv
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -132,14 +134,83 @@ def test_an_interrupted_sweep_leaves_no_process_and_resumes(tmp_path):
     assert (tmp_path / "out/trials/0001.jsonl").stat().st_mtime_ns == before
 
 
+def rows_of(path):
+    """The table of a sweep without its times."""
+    times = {"seconds", "wall_s", "seconds mean", "seconds deviation"}
+    with path.open(newline="") as file:
+        return [{n: v for n, v in row.items() if n not in times} for row in csv.DictReader(file)]
+
+
+@pytest.mark.long
+def test_a_killed_sweep_runs_no_settings_twice_and_ends_with_the_same_table(tmp_path):
+    """SIGKILL again and again; every finished simulation was run to its end once."""
+    table = {
+        "experiment": {}, "repeats": 2,
+        "parameters": {"train.learning_rate": [0.01, 0.1], "train.batch_size": [32, 64, 128]},
+        "derived": {"config.pause_s": "0.02"},
+    }  # fmt: skip
+    notes = tmp_path / "notes"
+    script = tmp_path / "killed.py"
+    script.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from fedloom.simulation.sweep import report, runner, settings\n"
+        "out, learner, notes = sys.argv[1:]\n"
+        f"sweep = settings.parse({table!r})\n"
+        "report.write(runner.run(sweep, Path(out), jobs=2, simulate=learner))\n"
+    )
+    noting = tmp_path / "noting.py"  # the learner, which notes what it ran to the end
+    noting.write_text(
+        f"import sys, json; sys.path.insert(0, {str(Path(learner.__file__).parent)!r})\n"
+        "import learner\n"
+        "def learn(experiment, settings, *more):\n"
+        "    result = learner.learn(experiment, settings, *more)\n"
+        f"    with open({str(notes)!r}, 'a') as file:\n"
+        "        file.write(json.dumps(settings, sort_keys=True) + '\\n')\n"
+        "    return result\n"
+    )
+
+    def start(name):
+        words = [sys.executable, script, tmp_path / name, f"{noting}:learn", notes]
+        return subprocess.Popen(list(map(str, words)))
+
+    assert start("whole").wait(PATIENCE_S) == 0
+    ended = notes.read_text().splitlines()
+    assert len(set(ended)) == len(ended) == 12
+    notes.unlink()
+    for num in (3, 6, 9):
+        process, journal = start("killed"), tmp_path / "killed/study.journal"
+        until = time.monotonic() + PATIENCE_S
+        while not journal.exists() or journal.read_text().count('"row"') < num:
+            assert time.monotonic() < until
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        recorded = journal.read_text().count('"row"')
+    assert recorded < 12
+    assert start("killed").wait(PATIENCE_S) == 0
+    for name in ("trials.csv", "settings.csv"):
+        assert rows_of(tmp_path / "killed" / name) == rows_of(tmp_path / "whole" / name)
+    journal = (tmp_path / "killed/study.journal").read_text()
+    assert journal.count('"row"') == 12, "no recorded simulation was run again"
+    again = Counter(notes.read_text().splitlines())
+    assert set(again) == set(ended)
+    assert again.total() <= 12 + 3 * 2, "at most the two that ran at each kill"
+
+
 def test_a_folder_in_use_is_refused(tmp_path):
     with runner._locked(tmp_path), pytest.raises(UsageError, match="Another sweep uses"):
         run(make(), tmp_path)
 
 
 @pytest.mark.long
-def test_a_trial_ends_with_its_parent(tmp_path):
-    order = {"run": learner.LEARN, "experiment": {}, "settings": {"rounds": 10**6}, "out": None}
+@pytest.mark.parametrize("trouble", ["", "hang"])
+def test_a_trial_ends_with_its_parent(tmp_path, trouble):
+    """Also in the middle of a round, so that it does not share a folder with its next run."""
+    begun = tmp_path / "pid"
+    chosen = {"rounds": 10**6, "config.trouble": trouble, "config.file": str(begun)}
+    order = {"run": learner.LEARN, "experiment": {}, "settings": chosen, "out": None}
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "fedloom.simulation.sweep.trial"],
@@ -147,7 +218,11 @@ def test_a_trial_ends_with_its_parent(tmp_path):
         )  # fmt: skip
         process.stdin.write(json.dumps(order).encode() + b"\n")
         process.stdin.flush()
-        assert b"round" in process.stdout.readline()
+        if trouble:
+            while not begun.exists():
+                time.sleep(0.01)
+        else:
+            assert b"round" in process.stdout.readline()
         process.stdin.close()
         process.stdout.close()
         assert process.wait(PATIENCE_S) == 1

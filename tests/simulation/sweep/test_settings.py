@@ -1,11 +1,12 @@
 """Sweeps from TOML."""
 
 import tomllib
+from dataclasses import replace
 
 import pytest
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.sweep import settings
+from fedloom.simulation.sweep import settings, space
 from fedloom.simulation.sweep.reading import read
 
 WHOLE = """
@@ -86,6 +87,121 @@ def test_the_number_of_trials_is_at_most_the_size_of_the_space():
     assert settings.parse({**table, "trials": 2}).num_points == 6
     assert settings.parse({**table, "algorithm": "random", "trials": 100}).num_points == 6
     assert settings.parse({**table, "algorithm": "tpe", "trials": 2}).num_points == 2
+
+
+GRIDS = [
+    ({"a": [8, 32, 128], "b": [0, 1]}, {"c": "0.1 * (a / 8) ** b"}, 3),
+    ({"a": [1, 2, 3, 4], "b": [1.0, 2.0, 3.0, 4.0]}, {"c": "a * b"}, 9),
+    ({"a": {"min": 1, "max": 9, "points": 50, "log": True}, "b": [1, 2]}, {"c": "a // 3 + b"}, 5),
+    ({"a": {"mu": 0.0, "sigma": 1.0, "type": "int", "points": 30}, "b": [1, 2]}, {"c": "a + b"}, 0),
+]
+
+
+def only_formulas(parameters, derived, **more):
+    """A sweep of which only the derived settings are settings of the experiment."""
+    return settings.parse({"experiment": {}, "variables": parameters, "derived": derived, **more})
+
+
+@pytest.mark.parametrize(("parameters", "derived", "num"), GRIDS)
+def test_a_grid_runs_no_settings_twice(parameters, derived, num):
+    """Combinations that give equal settings are one trial, the first of them."""
+    sweep = only_formulas(parameters, derived)
+    chosen = [sweep.settings(point)["c"] for point in sweep.points]
+    everything = [
+        sweep.settings(space.combination(sweep.parameters, i))["c"]
+        for i in range(space.grid_size(sweep.parameters))
+    ]
+    assert chosen == list(dict.fromkeys(everything)), "first of equals, in the order of the grid"
+    assert len(chosen) == num or not num
+    assert sweep.num_points == len(chosen) < len(everything)
+    assert sweep.identity()["different_settings"] == len(chosen)
+
+
+def test_a_search_of_a_finite_space_counts_different_settings():
+    parameters, derived, num = GRIDS[0]
+    for trials, expected in ((100, num), (2, 2)):
+        assert only_formulas(
+            parameters, derived, algorithm="random", trials=trials
+        ).num_points == expected  # fmt: skip
+    assert "different_settings" not in settings.parse(
+        {"experiment": {}, "parameters": {"a": [1, 2]}}
+    ).identity()  # fmt: skip
+
+
+def test_a_formula_without_a_value_keeps_its_trial():
+    sweep = only_formulas({"a": [0, 1, 2]}, {"c": "4 // a // 4"})
+    assert sweep.points == ({"a": 0}, {"a": 1}, {"a": 2})
+
+
+def test_a_grid_that_nobody_can_run_is_refused():
+    table = {"experiment": {}, "parameters": {n: {"min": 1, "max": 1000} for n in "ab"}}
+    with pytest.raises(UsageError, match="1,000,000 combinations, more than 100,000"):
+        settings.parse(table)
+
+
+def test_a_seed_and_repeats_are_refused():
+    """Every repeat would have the same seed, and a deviation of 0."""
+    table = {"experiment": {}, "parameters": {"seed": [1, 2]}}
+    assert settings.parse(table).num_points == 2
+    with pytest.raises(UsageError, match="each repeat has its own seed"):
+        settings.parse({**table, "repeats": 2})
+    with pytest.raises(UsageError, match="each repeat has its own seed"):
+        settings.parse(
+            {**table, "parameters": {"rounds": [1]}, "derived": {"seed": "3"}, "repeats": 2}
+        )
+
+
+PYTHON = """
+experiment = {"seed": 7, "engine": {"workers": 2}}
+def other():
+    return {"seed": 8}
+"""
+
+
+def test_repeats_of_a_python_file_begin_with_its_own_seed(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(PYTHON)
+
+    def of(name, **more):
+        table = {"experiment": f"mine.py{name}", "parameters": {"a": [1, 2]}, **more}
+        return settings.parse(table, folder=tmp_path)
+
+    chosen = of("", repeats=2).settings({"a": 1}, 1)
+    assert chosen == {"a": 1, "seed": 8}, "with the file's own number of workers"
+    assert of(":other", repeats=2).settings({"a": 1}, 1)["seed"] == 9
+    assert of(":other", repeats=2, seed=3).settings({"a": 1}, 1)["seed"] == 4
+    assert of("").identity() != of(":other").identity()
+
+
+def test_an_experiment_whose_settings_are_toml_may_have_any_name(file, tmp_path):
+    (tmp_path / "experiment.conf").write_text('name = "e"\nseed = 40\n')
+    found = read(file, experiment=str(tmp_path / "experiment.conf"))
+    assert replace(found, seed=None).settings(found.points[0], 1)["seed"] == 41
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("from fedloom.simulation import Experiment\nexperiment = object.__new__(Experiment)",
+         "Make its settings there"),
+        ("experiment = 3", "Expected an Experiment or settings"),
+        ("experiment = {'seed': 'x'}", "seed as a whole number"),
+    ],
+)  # fmt: skip
+def test_a_python_file_without_settings_is_refused(tmp_path, text, said):
+    (tmp_path / "mine.py").write_text(text)
+    table = {"experiment": "mine.py", "parameters": {"a": [1]}, "repeats": 2}
+    sweep = settings.parse(table, folder=tmp_path)
+    with pytest.raises(UsageError, match=said):
+        sweep.settings({"a": 1})
+
+
+@pytest.mark.parametrize(
+    "values", [[1, True], [0, False], [[1], "[1]"], [0.5, float("nan")], [None, None]]
+)
+def test_values_that_the_study_stores_alike_are_refused(values):
+    with pytest.raises(UsageError, match="differ"):
+        settings.parse({"experiment": {}, "parameters": {"x": values}})
 
 
 def test_an_inline_experiment_finds_its_data_beside_the_sweep(tmp_path):

@@ -40,7 +40,7 @@ def test_a_range_is_divided_evenly(settings, points):
 
 
 def test_lists_and_booleans_keep_their_types():
-    values = ([200, 200], True, 1, 0.5, "a", None, {"b": 2})
+    values = ([200, 200], True, 2, 0.5, "a", None, {"b": 2})
     parameter = some(values=values)
     assert [parameter.decode(drawn) for drawn in parameter.grid()] == list(values)
     assert [type(parameter.decode(parameter.encode(value))) for value in values] == [
@@ -71,6 +71,8 @@ def test_the_median_of_a_normal_distribution_is_its_mean():
         {"low": 0.0, "high": 1.0, "log": True},
         {"low": 0.0, "high": math.inf},
         {"values": (1, 1)},
+        {"values": (1, 2, 1.0)},
+        {"values": ([8, 4.0], [8.0, 4])},
         {"mu": 0.0, "sigma": 0.0},
         {"mu": 0.0, "sigma": 1.0, "low": 50.0, "high": 60.0},
         {"low": 0.0, "high": 1.0, "points": 0},
@@ -86,11 +88,17 @@ def test_a_continuous_range_needs_a_number_of_grid_points():
         some(low=0.0, high=1.0).grid()
 
 
-def test_untried_points_are_found():
+def test_every_combination_of_a_space_ignores_the_points_of_its_grid():
     parameters = [some("a", values=(1, 2)), some("b", low=1, high=2, kind="int", points=1)]
-    tried = set()
-    for _ in range(4):
-        left = space.untried(parameters, tried)
-        tried.add(space.identity(parameters, left))
-    assert len(tried) == 4
-    assert space.untried(parameters, tried) is None
+    found = [tuple(each.values()) for each in space.every(parameters)]
+    assert found == [(1, 1), (1, 2), (2, 1), (2, 2)]
+
+
+@given(st.integers(1, 40), st.integers(0, 300), st.integers(1, 60))
+def test_a_logarithmic_grid_of_integers_has_no_value_twice(low, more, points):
+    """Rounding gives neighbours the same value."""
+    grid = some(low=low, high=low + more, kind="int", points=points, log=True).grid()
+    assert len(set(grid)) == len(grid)
+    assert all(low <= value <= low + more for value in grid)
+    if points > 1:
+        assert (grid[0], grid[-1]) == (low, low + more)

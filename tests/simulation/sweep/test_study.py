@@ -88,6 +88,17 @@ def test_a_finite_space_is_searched_without_repetition(open_study, algorithm):
     assert len({tuple(each.values()) for each in found}) == len(found) == 9
 
 
+@pytest.mark.parametrize("algorithm", ["random", "tpe"])
+def test_equal_settings_of_different_parameters_are_drawn_once(open_study, algorithm):
+    sweep = make(
+        algorithm=algorithm, trials=50, parameters={"a": [1, 2, 4, 8]}, variables={"b": [0, 1]},
+        derived={"c": "a ** b"},
+    )  # fmt: skip
+    study = open_study(sweep)
+    chosen = [tuple(sweep.settings(each).values()) for each in drawn(study, study.missing())]
+    assert len(set(chosen)) == len(chosen) == 7
+
+
 def test_repeats_share_their_settings(open_study):
     study = open_study(make(algorithm="random", trials=2, repeats=3))
     trials = [study.start(slot) for slot in range(6)]
@@ -151,6 +162,66 @@ def test_more_trials_continue_in_the_same_folder(open_study):
     drawn(open_study(sweep), range(2))
     longer = open_study(dataclasses.replace(sweep, trials=4))
     assert longer.missing() == [2, 3]
+
+
+def places(study):
+    return [tuple(study.place(slot)) for slot in study.missing()]
+
+
+@pytest.mark.parametrize("algorithm", ["grid", "random", "tpe"])
+def test_more_seeds_run_only_the_new_ones(open_study, algorithm):
+    """Trials keep their numbers and settings."""
+    points = {"a": [1, 2, 3], "b": [0.1, 0.2]}
+    sweep = make(algorithm=algorithm, trials=6, repeats=2, parameters=points)
+    before = drawn(open_study(sweep), range(12))
+    study = open_study(dataclasses.replace(sweep, repeats=3))
+    assert study.missing() == list(range(12, 18))
+    assert places(study) == [(point, 2) for point in range(6)]
+    assert [row.trial for row in study.rows] == list(range(1, 13))
+    assert drawn(study, study.missing()) == before[::2]
+
+
+def test_fewer_seeds_show_fewer_and_run_nothing(open_study):
+    sweep = make(algorithm="random", trials=2, repeats=3)
+    drawn(open_study(sweep), range(6))
+    fewer = open_study(dataclasses.replace(sweep, repeats=1))
+    assert fewer.missing() == []
+    assert fewer.num_slots == 2
+    assert [row.trial for row in fewer.rows] == [1, 4]
+    assert len(open_study(sweep).rows) == 6, "the others are kept"
+
+
+def test_an_interrupted_sweep_can_get_more_seeds(open_study):
+    """What had begun is begun again under its number; each place has one number."""
+    sweep = make(algorithm="random", trials=3, repeats=2)
+    study = open_study(sweep)
+    drawn(study, range(2))
+    begun = study.start(2).params
+    study.close()
+    longer = open_study(dataclasses.replace(sweep, repeats=3))
+    assert places(longer)[0] == (1, 0)
+    assert sorted(places(longer)) == [(0, 2), *((p, r) for p in (1, 2) for r in range(3))]
+    assert drawn(longer, longer.missing())[0] == begun
+    assert places(open_study(dataclasses.replace(sweep, repeats=3))) == []
+
+
+def test_a_study_of_an_older_version_can_get_more_seeds(open_study, tmp_path):
+    """It has the number of seeds, and no place of its trials."""
+    sweep = make(algorithm="random", trials=2, repeats=2)
+    before = drawn(open_study(sweep), range(4))
+    path = tmp_path / "a" / "study.journal"
+    lines = [line for line in path.read_text().splitlines(True) if '"place"' not in line]
+    path.write_text("".join(lines).replace('"algorithm":', '"repeats":2,"algorithm":', 1))
+    longer = open_study(dataclasses.replace(sweep, repeats=3))
+    assert places(longer) == [(0, 2), (1, 2)]
+    assert drawn(longer, longer.missing()) == before[::2]
+
+
+def test_reordered_parameters_are_refused(open_study):
+    """Their order numbers a grid's combinations: some would run twice and others never."""
+    open_study(make(algorithm="grid", parameters={"a": [1, 2], "b": [1, 2]}))
+    with pytest.raises(UsageError, match="in the order a, b, are b, a"):
+        open_study(make(algorithm="grid", parameters={"b": [1, 2], "a": [1, 2]}))
 
 
 @pytest.mark.parametrize("name", ["median", "asha", "hyperband"])

@@ -3,14 +3,19 @@
 import csv
 import json
 import math
+import statistics
 import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
-from fedloom.simulation.sweep import plots, report, settings, table
+from fedloom.simulation.sweep import report, settings, table
 from fedloom.simulation.sweep.outcome import SweepResult, TrialRow
+from fedloom.simulation.sweep.pictures.history import history_figure
+from fedloom.simulation.sweep.pictures.importance import importances
 
 TABLE = {
     "experiment": {},
@@ -59,16 +64,52 @@ def test_the_best_comes_first_and_failures_last():
     assert outcome().best is None
 
 
-def test_repeats_are_one_row_with_their_mean():
-    rows = (
-        row(1, 0.5, point=1), row(2, 0.7, point=1), row(3, None, "failed", point=1, reason="x"),
-        row(4, 0.55, point=2),
-    )  # fmt: skip
-    best = outcome(*rows, repeats=2).best
-    assert best.value == pytest.approx(0.6)
-    assert best.spread == pytest.approx(0.2)
-    assert best.seconds == 4.5
-    assert "60.00% ±10.00%" in text(outcome(*rows))
+REPEATED = (
+    row(1, 0.5, point=1), row(2, 0.7, point=1, seconds=2.5), row(4, 0.55, point=2),
+    row(3, None, "failed", point=1, reason="x"), row(5, 0.25, point=2), row(6, 0.4, point=2),
+)  # fmt: skip
+
+
+def test_repeats_are_one_row_with_their_mean_and_deviation():
+    found = outcome(*REPEATED, repeats=3)
+    best = found.best
+    assert (best.value, best.seconds) == (pytest.approx(0.6), 2.0)
+    assert best.deviation == pytest.approx(statistics.stdev([0.5, 0.7]))
+    shown = text(found)
+    assert "60.00% ±14.14%" in shown
+    assert "2.0 s ±707 ms" in shown
+    assert "finished 2 of 3, x" in shown
+
+
+@given(st.lists(st.fractions(-1, 1, max_denominator=10**6), min_size=2, max_size=6))
+def test_the_deviation_is_that_of_a_sample(exact):
+    """The oracle is rational arithmetic: the sum of squares over n - 1."""
+    mean = sum(exact) / len(exact)
+    square = sum((value - mean) ** 2 for value in exact) / (len(exact) - 1)
+    rows = [row(i, float(value), point=1) for i, value in enumerate(exact, 1)]
+    best = outcome(*rows, repeats=len(exact)).best
+    assert best.value == pytest.approx(float(mean), abs=1e-15)
+    assert best.deviation**2 == pytest.approx(float(square), abs=1e-15)
+
+
+def test_a_seed_without_a_value_is_named():
+    """A mean over fewer seeds, or one that an infinite value makes infinite, does not hide it."""
+    rows = [row(1, 0.5, point=1), row(2, -math.inf, point=1), row(3, 0.5, point=1)]
+    found = outcome(*rows, repeats=3)
+    assert "diverged in 1 of 3" in text(found)
+    assert found.best.deviation is None
+    assert "finished 3 of 5" in text(outcome(*rows, repeats=5))
+
+
+def test_the_means_are_a_table_for_other_programs(tmp_path):
+    table.write_means(outcome(*REPEATED, repeats=3), tmp_path / "settings.csv")
+    with (tmp_path / "settings.csv").open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["seeds"], first["of"], second["seeds"]) == ("2", "3", "3")
+    assert float(second["accuracy mean"]) == statistics.fmean([0.55, 0.25, 0.4])
+    assert float(second["accuracy deviation"]) == statistics.stdev([0.55, 0.25, 0.4])
+    assert float(first["seconds deviation"]) == statistics.stdev([1.5, 2.5])
+    assert first["virtual_s mean"] == ""
 
 
 def test_the_table_shows_the_differing_settings():
@@ -120,7 +161,7 @@ def test_all_files_are_written(tmp_path):
     write_curves(tmp_path, range(1, 6))
     files = report.write(outcome(*rows, folder=tmp_path))
     assert [path.name for path in files] == [
-        "trials.csv", "best.toml", "curves.png", "settings.png", "history.png",
+        "trials.csv", "best.toml", "curves.png", "settings.png", "parallel.png", "history.png",
     ]  # fmt: skip
     assert all(path.stat().st_size for path in files)
 
@@ -138,14 +179,14 @@ def test_tick_labels_are_exact(tmp_path):
     """Steps of 2.5 % do not read 88 %, 85 %, 82 %."""
     write_curves(tmp_path, [])
     rows = [row(i, 0.78 + 0.02 * i) for i in range(1, 6)]
-    figure = plots.history_figure(outcome(*rows, folder=tmp_path))
+    figure = history_figure(outcome(*rows, folder=tmp_path))
     axes = figure.axes[0]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert [float(each.rstrip("%")) / 100 for each in labels] == pytest.approx(axes.get_yticks())
 
 
 def test_importances_come_with_enough_trials(tmp_path):
-    rows = [row(i, 0.5 + 0.1 * (i % 2) + 0.001 * i) for i in range(1, 13)]
-    assert plots._importances(outcome(*rows[:5], folder=tmp_path)) == {}
-    shares = plots._importances(outcome(*rows, folder=tmp_path))
+    rows = [row(i, 0.5 + 0.1 * (i % 2) + 0.001 * i) for i in range(1, 61)]
+    assert importances(outcome(*rows[:49], folder=tmp_path)) == {}
+    shares = importances(outcome(*rows, folder=tmp_path))
     assert shares["train.batch_size"] > shares["scaled"]

@@ -190,7 +190,10 @@ def test_clipping_limits_the_steps_of_the_own_model_too():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"personal": {"name": "dito"}}, "personal.name of shared, ditto, apfl, got 'dito'"),
+        (
+            {"personal": {"name": "dito"}},
+            "personal.name as a known name, got 'dito'. Did you mean 'ditto'",
+        ),
         ({"personal": {"name": "ditto", "pull": -1.0}}, "pull"),
         ({"personal": {"name": "apfl", "mix": 1.5}}, "mix from 0 to 1"),
         ({"personal": {**DITTO, "keep": ["0.*"]}}, "no personal.keep with ditto"),

@@ -1,8 +1,11 @@
 """Simulated seconds follow from what a run's tasks cost, and are not those of plain averaging."""
 
+import numpy as np
 import pytest
 
 from fedloom.simulation.clock.devices import Devices
+from fedloom.simulation.output import curves, words
+from fedloom.simulation.training.forecast import forecast
 from fedloom.simulation.training.simulator import Simulation
 from support import parts
 from support.experiments import experiment, population
@@ -90,6 +93,32 @@ def test_bytes_are_those_of_the_parts():
     assert second.bytes_down == third.bytes_down != first.bytes_down
 
 
+@pytest.mark.parametrize(("name", "passes"), [("fedavg", LOCAL), ("mimelite", LOCAL + SIZE)])
+def test_totals_and_passes_are_recorded(name, passes):
+    """Two epochs on 16 examples; MimeLite's full gradient goes over them once more."""
+    records = played(name)
+    assert [r.train_passes for r in records] == [CLIENTS * passes] * len(records)
+    assert {r.eval_passes for r in records} == {0}
+    moved = np.cumsum([r.bytes_down + r.bytes_up for r in records])
+    assert [r.total_bytes for r in records] == moved.tolist()
+    assert [x for x, _ in curves.series(records, "test", "accuracy", over="bytes")] == list(moved)
+
+
+@pytest.mark.parametrize("goal", [1, CLIENTS])
+def test_the_forecast_is_that_of_the_first_round(goal):
+    """`--describe` states the bytes, the passes and the time that the first round takes."""
+    made = described("scaffold", goal=goal)
+    simulation = Simulation(made)
+    record = next(iter(simulation.rounds()))
+    setup = simulation.worker_setup
+    simulation.close()
+    found = forecast(made, setup.manifest, setup.params)
+    assert found["bytes up"].startswith(words.size(record.bytes_up / goal))
+    assert found["bytes down"].startswith(words.size(record.bytes_down / goal))
+    assert found["passes"].startswith(f"{record.train_passes // goal} examples")
+    assert found["virtual time"] == f"{words.duration(record.virtual_s)} for the first round"
+
+
 def test_a_model_is_downloaded_once():
     """A client that has the model downloads nothing, and an evaluation uploads no file."""
     made = experiment(data=population(held_out=2), goal=CLIENTS, evaluate_only=True)
@@ -123,13 +152,16 @@ def test_a_client_of_a_buffer_downloads_each_model_once():
 def test_a_resumed_simulation_knows_what_clients_have(tmp_path):
     """Bytes and seconds are those of a simulation that was not stopped."""
     tables = RUNS["int8 down"][0] | RUNS["scaffold"][0]
-    whole = [(r.bytes_down, r.virtual_s) for r in played("fedavg", rounds=5, goal=3, **tables)]
+    whole = [
+        (r.bytes_down, r.total_bytes, r.virtual_s)
+        for r in played("fedavg", rounds=5, goal=3, **tables)
+    ]
     made = described("fedavg", rounds=5, goal=3, **tables)
     found = []
     for resume in (False, True):
         simulation = Simulation(made, tmp_path / "checkpoint", resume=resume)
         for record in simulation.rounds():
-            found.append((record.bytes_down, record.virtual_s))
+            found.append((record.bytes_down, record.total_bytes, record.virtual_s))
             if record.round == 2 and not resume:
                 simulation.save()
                 break

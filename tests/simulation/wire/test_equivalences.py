@@ -68,7 +68,8 @@ def test_kernels_agree(kernel):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("kernel", ["fused", pytest.param("resident", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kernel", ["fused", "resident"])
 def test_over_the_wire_gives_the_same_bits(kernel):
     """A real server with client processes ends with the simulation's model."""
     settings = {"cohort": {"goal": 3, "quorum": 3}, "rounds": 2}
@@ -78,6 +79,33 @@ def test_over_the_wire_gives_the_same_bits(kernel):
     assert there.digest == here.digest
     assert [r.evaluation for r in there.records] == [r.evaluation for r in here.records]
     assert there.records[-1].kind == "evaluate"
+    assert there.best_model == here.best_model is not None
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+def test_over_the_wire_a_hook_gets_the_same_models():
+    """After each round, also one that trains nothing; True, which cannot end a run, is refused."""
+    described = experiment(data=population(held_out=2), cohort={"goal": 3, "quorum": 3}, rounds=2)
+    seen = []
+    for runs in (simulate, over_the_wire):
+        rounds = []
+        runs(
+            described,
+            on_round=lambda record, params, to=rounds: to.append(
+                (
+                    record.round,
+                    record.kind,
+                    {name: array.tolist() for name, array in params.items()},
+                )
+            ),
+            show=False,
+        )
+        seen.append(rounds)
+    assert seen[0] == seen[1]
+    assert {"train", "evaluate"} == {kind for _, kind, _ in seen[0]}
+    with pytest.raises(UsageError, match="cannot end a run over the wire"):
+        over_the_wire(described, on_round=lambda record, params: True, show=False)
 
 
 @pytest.mark.e2e
@@ -94,7 +122,7 @@ def test_over_the_wire_ends_if_one_process_ends(whom, number, raised, said):
     """A server would continue without the client, to other bits; no process remains."""
     described = experiment(data=population(held_out=2), cohort={"goal": 3}, rounds=500)
 
-    def end(record):
+    def end(record, _):
         if record.round > 1:  # a busy machine reports several rounds at once
             return
         (client,) = (c for c in active_children() if c.name.endswith("client-000"))

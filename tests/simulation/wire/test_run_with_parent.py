@@ -85,7 +85,7 @@ def test_over_the_wire_leaves_no_process_after_a_sigkill(tmp_path):
         from fedloom.simulation import over_the_wire
         from support.experiments import experiment, population
 
-        def wait(record):
+        def wait(record, params):
             print("there", flush=True)
             time.sleep(600)
 

@@ -3,11 +3,12 @@
 Each registered part of a run plays the same unusual rounds twice: in a simulation, and on a real
 server with six agents, which all cases share. The training code is the same with one exception: a
 failing client raises on a device, and sends values that are not finite in a simulation, whose
-training code must not raise. In the situation "a sample" half of the clients take part in each
-round, and both sides train with the simulation's resident kernel.
+training code must not raise; in an abandoned round it sends them from a device, too. In the
+situation "a sample" half of the clients take part in each round, and both sides train with the
+simulation's resident kernel. Bytes up and down are those of the server's ledger.
 """
 
-import asyncio
+import os
 from functools import partial
 from typing import get_args
 
@@ -17,23 +18,18 @@ import torch
 from torch import nn
 
 from fedloom.client import Client, SliceOf
-from fedloom.client.torch import TorchClient, modules
+from fedloom.client.torch import TorchClient
 from fedloom.protocol.codecs import CODECS
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.tensors.container import write_file
-from fedloom.server.engine import Phase, RoundState, RunState
+from fedloom.simulation.clock.devices import Devices
 from fedloom.simulation.output.history import spread_of
 from fedloom.simulation.training.simulator import Simulation
-from fedloom.simulation.wire.clients import KernelClient
-from fedloom.simulation.workers.setup import make_kernel
 from fedloom.strategies import registry
 from fedloom.strategies.personal.settings import NAMES as PERSONAL
 from fedloom.strategies.privacy.settings import Mechanism
 from support import parts
-from support.agents import Agents, pass_deadline
+from support.deployment import Deployment, kernel_client
 from support.experiments import experiment, population
-from support.federation import Federation
-from support.patience import PATIENCE_S
 
 ROUNDS = 3
 UNUSUAL = 2
@@ -47,6 +43,7 @@ PARTS = {
     },
 }
 TRAIN = {"epochs": 2, "batch_size": 4, "learning_rate": 0.1}
+FAST = {"compute_examples_per_s": 1000.0, "download_mbit_s": 100.0, "upload_mbit_s": 100.0}
 TOGETHER = {
     ("together", "memories"): {
         "compression": {"up": {"name": "low_rank", "rank": 1}, "down": {"name": "int8"}},
@@ -79,7 +76,6 @@ TOGETHER = {
         "compression": {"up": {"name": "int4", "block": 16}, "down": {"name": "fp16"}},
     },
     ("together", "three models"): {"strategy": {"name": "ifca", "clusters": 3}},
-    ("together", "selection by loss"): {"selection": {"name": "power_of_choice", "choices": 2.0}},
     ("together", "a narrow sum"): {
         "sum_bits": 16, "precision": 0.01, "max_abs": 2.0, "weighting": "uniform",
         "train": {**TRAIN, "tensor_share": 0.7},
@@ -91,7 +87,17 @@ TOGETHER = {
     },
 }  # fmt: skip
 """Parts that meet in one run; tried with a sample of the clients."""
-SETTLED = {Phase.REPORTED, Phase.FAILED, Phase.REFUSED}
+CHOOSY = {
+    "power_of_choice": {"choices": 2.0},
+    # No device is slower than this, so real durations draw the cohorts of virtual ones.
+    "oort": {"preferred_s": 1e6, "exploration": 0.4},
+}
+POLICIES = {
+    (kind, name): {"selection": {**tables["selection"], **CHOOSY.get(name, {})}, "rounds": 6}
+    for (kind, name), tables in parts.parts().items()
+    if kind == "selection"
+}
+"""Selection policies; tried with a sample of the clients, for rounds that follow observations."""
 SAMPLE = "a sample"
 SITUATIONS = (
     "no tensors", "abandoned", "partial coverage", "evaluation only", "a failure", SAMPLE,
@@ -169,7 +175,7 @@ def _pairs(data, indices):
 
 def described(part, situation):
     """The experiment of a case."""
-    tables = {**PARTS, **TOGETHER}[part]
+    tables = {**PARTS, **TOGETHER, **POLICIES}[part]
     table = tables.get("strategy", {"name": "fedavg"})
     schedule = {"warmup_rounds": 2} if situation == "no tensors" else {}
     sample = situation == SAMPLE
@@ -187,17 +193,19 @@ def described(part, situation):
     }
     data = population(held_out=3, sizes=(13, 31, 17, 21, 9, 18))
     if sample:
-        return experiment(data=data, kernel="resident", **values)
+        timed = part == ("selection", "deadline")  # which a simulation needs devices for
+        devices = Devices.build(FAST, len(data), 0) if timed else None
+        return experiment(data=data, kernel="resident", devices=devices, **values)
     make = partial(client, data=data, situation=situation, raises=False)
     return experiment(data=data, client=make, **values)
 
 
 def deployed(made, name):
     """The client of a device in an experiment."""
-    if made.client is not None:
-        return made.client.func(name, **made.client.keywords | {"raises": True})
-    kernel = make_kernel(made, "resident", torch.device("cpu"))
-    return KernelClient(kernel, made.population.names.index(name), can_evaluate=True)
+    if made.client is None:
+        return kernel_client(made, name)
+    raises = made.client.keywords["situation"] == "a failure"
+    return made.client.func(name, **made.client.keywords | {"raises": raises})
 
 
 def simulated(made):
@@ -210,68 +218,6 @@ def simulated(made):
         simulation.close()
 
 
-# ---- a server and six agents, for all cases ------------------------------------------------------
-
-
-class Switched(Client):
-    """Uses the client of the current case."""
-
-    def __init__(self, name):
-        self.name = name
-        self.make = None
-
-    def train(self, params, task):
-        return self.make(self.name).train(params, task)
-
-    def evaluate(self, params, task):
-        return self.make(self.name).evaluate(params, task)
-
-
-class Deployment:
-    """A running server and its agents."""
-
-    def __init__(self, directory):
-        self.federation = Federation(directory)
-        self.agents = Agents(self.federation, directory)
-        self.clients = [Switched(name) for name in parts.NAMES]
-
-    async def start(self):
-        await self.federation.start()
-        for each in self.clients:
-            await self.agents.start(each.name, each)
-
-    async def stop(self):
-        await self.agents.stop()
-        await self.federation.stop()
-
-    async def play(self, made):
-        """Run an experiment; returns the model's digest and the rounds of the ledger."""
-        for each in self.clients:
-            each.make = partial(deployed, made)
-        for stored in self.federation.directory.glob("*/*/models/*.safetensors"):
-            stored.unlink()  # all cases start from the same model
-        model = made.model()
-        params = modules.parameters(model)
-        path = self.federation.directory / "initial.safetensors"
-        write_file(path, params, dict.fromkeys(params, "F32"))
-        values = {n: v for n, v in made.spec.as_dict().items() if v is not None}
-        runs, ledger = self.federation.server.runs, self.federation.ledger
-        run = await runs.submit(values, self.federation.contexts.models.add(path))
-        async with asyncio.timeout(PATIENCE_S):
-            while (driver := runs.get(run)) and driver.engine.state is RunState.RUNNING:
-                if driver.round is not None and _waits_in_vain(driver.round.engine):
-                    pass_deadline(self.federation, run)
-                await asyncio.sleep(0.01)
-        await self.federation.settled()
-        return ledger.run(run), ledger.list_rounds(run)
-
-
-def _waits_in_vain(engine):
-    """Whether an open round has no client at work and waits for its deadline."""
-    phases = set(engine.cohort.phases.values())
-    return engine.state is RoundState.REPORTING and phases <= SETTLED
-
-
 @pytest.fixture(scope="module")
 def deployment(runner, tmp_path_factory):
     """A server and six agents, shared by all cases."""
@@ -281,43 +227,48 @@ def deployment(runner, tmp_path_factory):
     runner.run(deployment.stop())
 
 
-QUICK = {
-    ("strategy", "scaffold"),
-    ("privacy", "adaptive clip"),
-    ("together", "memories"),
-    ("together", "drawn by coins"),
-}
-"""The parts that every test run tries; the others take minutes."""
+QUICK = {("strategy", "scaffold"), ("together", "memories")}
+"""The parts of which every test run tries a sample; all cases take minutes."""
 
 
 def _case(part, situation):
-    marks = () if part in QUICK else pytest.mark.long
+    marks = () if part in QUICK and situation == SAMPLE else pytest.mark.long
     return pytest.param(
         part, situation, id="-".join((*part, situation)).replace(" ", "_"), marks=marks
     )
 
 
+def _tried(number):
+    """A sample for every part, and two other situations in turn; all with `make matrix`."""
+    if os.environ.get("FEDLOOM_TEST_MATRIX") == "1":
+        return SITUATIONS
+    others = SITUATIONS[:-1]
+    return others[number % 5], others[(number + 2) % 5], SAMPLE
+
+
 CASES = [
     _case(part, situation)
-    for part in PARTS
-    for situation in SITUATIONS
+    for number, part in enumerate(PARTS)
+    for situation in _tried(number)
     if (part[0], situation) != ("privacy", "evaluation only")  # refused: metrics are not private
-] + [_case(part, SAMPLE) for part in TOGETHER]
+] + [_case(part, SAMPLE) for part in (*TOGETHER, *POLICIES)]
 
 
-@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.parametrize(("part", "situation"), CASES)
 def test_a_simulation_and_a_deployment_end_with_the_same_model(part, situation, deployment, runner):
-    """Model, states of rounds and evaluation are the same to the last bit."""
+    """Model, states of rounds, evaluation and bytes are the same to the last bit."""
     made = described(part, situation)
     if situation == "partial coverage" and needs_whole_tensors(made.spec):
         refused(made, deployment, runner)
         return
     digest, records = simulated(made)
-    run, rounds = runner.run(deployment.play(made))
+    run, rounds = runner.run(deployment.play(made, deployed))
     assert [r.state for r in rounds] == [r.state for r in records]
-    assert [r.accepted for r in rounds] == [r.accepted for r in records]
+    # A round that is given up counts for nothing, however many updates came before.
+    assert [r.accepted for r in rounds if r.state == "committed"] == [
+        r.accepted for r in records if r.state == "committed"
+    ]
     assert measured(r.evaluation for r in rounds) == [r.evaluation for r in records]
     assert measured(r.training for r in rounds) == [r.training for r in records]
     assert [spread_of(r.training or {}, r.evaluation or {}) for r in rounds] == [
@@ -327,7 +278,7 @@ def test_a_simulation_and_a_deployment_end_with_the_same_model(part, situation, 
     assert [(r.privacy or {}).get("epsilon") for r in rounds] == [r.epsilon for r in records]
     assert [r.underflow for r in rounds] == [r.underflow for r in records]
     assert run.model == digest
-    if situation in {SAMPLE, "evaluation only"}:
+    if situation != "a failure":  # whose update comes in a simulation, and not from a device
         same_traffic(rounds, records)
     happened(situation, records)
 
@@ -348,7 +299,7 @@ def refused(made, deployment, runner):
     """Check that simulation and device both refuse a part of a tensor."""
     with pytest.raises(UsageError, match="whole"):
         simulated(made)
-    _, rounds = runner.run(deployment.play(made))
+    _, rounds = runner.run(deployment.play(made, deployed))
     assert [r.state for r in rounds][:UNUSUAL] == ["committed", "abandoned"]
 
 
@@ -379,8 +330,14 @@ def happened(situation, records):
             assert (unusual.state, unusual.accepted) == ("committed", 6)
 
 
+@pytest.mark.long
+def test_policies_select_different_clients():
+    """Each ends with a model of its own, so that the comparison above tells them apart."""
+    assert len({simulated(described(part, SAMPLE))[0] for part in POLICIES}) == len(POLICIES)
+
+
 def test_every_registered_part_has_a_case():
-    """Every registered part is tried in each situation."""
+    """Every registered part is tried: selection with a sample, others in each situation."""
     known = {
         "strategy": registry.STRATEGIES,
         "rule": registry.CLIENT_RULES,
@@ -389,7 +346,8 @@ def test_every_registered_part_has_a_case():
         "codec": CODECS,
         "codec down": set(CODECS) - {"random_k"},
         "personal": PERSONAL,
-        "privacy": get_args(Mechanism),
+        "privacy": set(get_args(Mechanism)) - {"distributed"},  # devices never repeat its noise
     }
     expected = {(kind, name) for kind, names in known.items() for name in names}
     assert set(parts.parts()) == expected
+    assert expected <= {*PARTS, *POLICIES}

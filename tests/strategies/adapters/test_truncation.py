@@ -7,7 +7,10 @@ from fedloom.strategies.adapters.truncation import leading
 from support.adapters import best_error
 
 
-@pytest.mark.parametrize("shape", [(5, 9), (9, 5), (40, 40), (300, 400), (400, 300)])
+@pytest.mark.parametrize(
+    "shape",
+    [(5, 9), (9, 5), (40, 40), (300, 400), pytest.param((400, 300), marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("spectrum", ["random", "falling", "low rank", "zero"])
 def test_the_error_is_the_least_possible(shape, spectrum):
     """Equal to what all smaller singular values leave, in each kind of spectrum."""

@@ -21,6 +21,7 @@ from fedloom.strategies.exact.partial import (
     Partial,
     Slice,
     TensorSpec,
+    dense_arrays,
     exponent,
     weight_units,
 )
@@ -342,6 +343,41 @@ def test_zeros_add_their_weight(coverage):
     assert told == read
     with pytest.raises(ValueError, match="units in 1"):
         told.add_zeros(key, coverage, 0)
+
+
+@pytest.mark.parametrize("coverage", [Full(), Slice(((0, 1), (1, 3)))])
+def test_a_tensor_of_zeros_is_covered_after_a_restart(coverage):
+    """Otherwise a momentum would go on for what nobody changed."""
+    key, specs = ("delta", "w"), {("delta", "w"): TensorSpec(shape=(2, 3), dtype=np.dtype("f4"))}
+    partial = Partial(specs, 20)
+    partial.add_zeros(key, coverage, 5)
+    restored = Partial.from_arrays(*partial.arrays())
+    assert restored.covered(key)
+    assert restored == partial
+    found, wanted = (each.mean_block(key, 0, 6)[1] for each in (restored, partial))
+    assert np.array_equal(np.broadcast_to(found, 6), np.broadcast_to(wanted, 6))
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_sums_can_lie_in_given_memory(narrow):
+    """Its content is overwritten by the first values; what no update changes stays untouched."""
+    specs = {("delta", name): TensorSpec(shape=(3,), dtype=np.dtype("f4")) for name in "ab"}
+    names = [dense_arrays(number, narrow=narrow) for number in range(2)]
+    memory = {name: np.full(3, 77) for each in names for name in each}
+    lent, plain = Partial(specs, 20, narrow=narrow), Partial(specs, 20, narrow=narrow)
+    lent.use_memory(memory)
+    for partial in (lent, plain):
+        for values in ([1.5, -2.0, 0.25], [1e-9, 3.0, 4.0]):
+            partial.add_array(("delta", "a"), Full(), 1 << 82, np.array(values, np.float32))
+        partial.add_zeros(("delta", "b"), Full(), 1 << 82)
+    assert lent == plain
+    arrays = lent.arrays()[0]
+    assert arrays.keys() == set(names[0])
+    assert all(arrays[name] is memory[name] for name in arrays)
+    assert all((memory[name] == 77).all() for name in names[1])
+    lent.merge(plain)
+    plain.merge(plain + Partial(specs, 20, narrow=narrow))
+    assert lent == plain
 
 
 def test_an_empty_partial_is_the_neutral_element():

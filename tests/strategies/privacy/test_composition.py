@@ -46,6 +46,11 @@ def local(z, rounds):
     return Spending(releases=Releases(noise_multiplier=z, local=True), rounds=rounds)
 
 
+def summed(z, rounds):
+    """Of masking sessions: sums of discrete Gaussians."""
+    return Spending(releases=Releases(noise_multiplier=z, summed=True), rounds=rounds)
+
+
 def banded(z, rounds):
     """Four bands, a client in one of four rounds, of a run that wants ten."""
     return Spending.of(banded_settings(z), z, 1, rounds, wanted=10)
@@ -98,11 +103,26 @@ def test_a_composition_costs_more_than_a_part_and_less_than_the_sum(runs):
 
 def test_one_run_has_its_own_claim():
     """Also where it was composed of nothing else, or of runs that released nothing."""
-    for run in (poisson(1, 10, 1000), tree(6.0, 8, 30), local(4.0, 2), banded(3.0, 7)):
+    every = poisson(1, 10, 1000), tree(6.0, 8, 30), local(4.0, 2), banded(3.0, 7), summed(4.0, 3)
+    for run in every:
         own = epsilon(run.releases, run.rounds, DELTA)
         assert composed_epsilon([run], DELTA) == own
         assert composed_epsilon([run, plain(1, 0)], DELTA) == own
     assert composed_epsilon([], DELTA) == 0
+
+
+@pytest.mark.parametrize("others", [(), (plain(10, 20),), (poisson(1, 10, 100), plain(5, 3))])
+def test_sums_of_discrete_gaussians_compose_by_their_divergences(others):
+    """As Gaussians do in dp-accounting's Rényi accountant; alone they add up to one longer run."""
+    own = RdpAccountant(neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    own.compose(dp.GaussianDpEvent(6.0), 12)
+    own.compose(dp.GaussianDpEvent(3.0), 2)
+    for run in others:
+        own.compose(as_event(run))
+    runs = (summed(6.0, 12), summed(3.0, 2), *others)
+    assert composed_epsilon(runs, DELTA) == pytest.approx(own.get_epsilon(DELTA), rel=1e-12)
+    halves = composed_epsilon([summed(6.0, 5), summed(6.0, 7)], DELTA)
+    assert halves == pytest.approx(epsilon(summed(6.0, 1).releases, 12, DELTA), rel=1e-12)
 
 
 def test_equal_sampled_runs_are_one_longer_run_and_trees_are_not():
@@ -149,10 +169,26 @@ def pair(spending):
 SIZE, STEP = 1 << 15, 2**-8
 
 
+def shares(z, members=6, sigma=4.0):
+    """Probabilities of a sum of six discrete Gaussians of four steps, and of it moved by a client.
+
+    The client moves it by whole steps, rounded down to at most what the noise multiplier is for.
+    """
+    place = np.arange(-60, 61)
+    one = np.exp(-np.square(place / sigma) / 2)
+    total = one = one / one.sum()
+    for _ in range(members - 1):
+        total = np.convolve(total, one)
+    moved = int(sigma * np.sqrt(members) / z)
+    return np.append(np.zeros(moved), total), np.append(total, np.zeros(moved))
+
+
 @cache
 def losses(spending, direction):
     """The Fourier transform of the privacy losses of a run's rounds, rounded down to a grid."""
-    masses = binned(*pair(spending), spending.releases.noise_multiplier)
+    releases = spending.releases
+    z = releases.noise_multiplier
+    masses = shares(z) if releases.summed else binned(*pair(spending), z)
     p, q = masses[::direction]
     kept = (p > 1e-300) & (q > 1e-300)
     places = np.floor(np.log(p[kept] / q[kept]) / STEP).astype(int)
@@ -178,6 +214,7 @@ SMALL = [
     poisson(1.0, 1, 4, population=4),
     sampled("without_replacement", 4.0, 1, 3, 4),
     local(6.0, 1),
+    summed(3.0, 2),
 ]
 
 

@@ -69,6 +69,42 @@ def test_scale_is_at_least_the_requested_one(sigma):
         scale *= math.hypot(a, b)
 
 
+SCALES = [1.0, 4.0, 17.3, 181.0, 1024.0, 1025.0, 8599.0, 8601.0, 12171.0, 2.0**20, 1.7e6, 2.0**55]
+
+
+@pytest.mark.parametrize("sigma", SCALES)
+def test_a_fitted_scale_is_the_requested_one(sigma):
+    found = discrete.fitted(sigma)
+    assert sigma <= found.sigma <= sigma * (1 + 2.0**-48)
+    scale = found.base
+    assert scale == pytest.approx(sigma) if sigma <= 1024 else 128 <= scale < 152
+    for a, b in found.levels:  # the condition of the convolution theorem
+        assert b >= 1
+        assert math.gcd(a, b) == 1
+        assert a * math.sqrt(2) * 4.7 <= scale * math.sqrt(2 * math.pi)
+        scale *= math.hypot(a, b)
+
+
+@pytest.mark.parametrize("sigma", [4.0, 17.3, 181.0])
+def test_a_table_of_its_own_has_the_masses_of_its_scale(sigma):
+    """Each magnitude has its share of 2^127, computed in float64."""
+    _, thresholds = discrete._thresholds(sigma)
+    reach = int(20 * sigma)
+    wanted = masses(sigma, reach)
+    folded = np.concatenate([[wanted[reach]], 2 * wanted[reach + 1 :]])
+    found = np.diff([0, *thresholds, 2**127]) / 2.0**127
+    many = int(7 * sigma)
+    assert np.allclose(found[:many].astype(float), folded[:many], rtol=1e-11)
+
+
+@pytest.mark.parametrize("sigma", [4.0, 900.0, 5000.0, 3e5])
+def test_fitted_noise_has_its_variance(sigma):
+    """100,000 draws, within five deviations."""
+    drawn = discrete.fitted(sigma).draw(source_of(f"fitted {sigma}"), 0, 100_000) / sigma
+    assert abs(drawn.mean()) < 5 / math.sqrt(drawn.size)
+    assert abs(drawn.var() - 1) < 5 * math.sqrt(2 / drawn.size)
+
+
 def test_noise_is_gaussian():
     """200,000 draws have the moments and tail shares of a Gaussian, within five deviations."""
     sampler = discrete.sampler(2.0**20)
@@ -102,3 +138,5 @@ def test_out_of_range_scales_are_refused():
     for sigma in (0.0, -1.0, math.nan, 2.0**57):
         with pytest.raises(ValueError, match="Expected sigma"):
             discrete.sampler(sigma)
+        with pytest.raises(ValueError, match="Expected sigma"):
+            discrete.fitted(sigma)

@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 EXTRAS = {
     "fedloom.server": "server",
     "fedloom.simulation": "sim",
+    "fedloom.simulation.project.command": "server",
     "fedloom.simulation.workers.ray": "ray",
 }
 """The extra that installs the dependencies of a package, or of a module in it."""
@@ -86,6 +87,16 @@ class LazyGroup(click.Group):
         if cmd_name in self._lazy and cmd_name not in self.commands:
             self.add_command(load(self._lazy[cmd_name].target), cmd_name)
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is named; an error suggests the one that may be meant."""
+        if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
+            from fedloom.cli.common.suggest import meant  # noqa: PLC0415 - rarely used
+
+            ctx.fail(f"No such command {args[0]!r}.{meant(self, ctx, args)}")
+        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Commands with this prefix, without importing any; options as click completes them."""

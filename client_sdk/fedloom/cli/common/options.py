@@ -19,7 +19,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d*)?)\s*([a-z]*)")
 
 
 class Duration(click.ParamType[float]):
-    """A duration in seconds, written as `90`, `90s`, `15m`, `24h`, `7d` or `2w`."""
+    """A duration in seconds above 0, written as `90`, `90s`, `15m`, `24h`, `7d` or `2w`."""
 
     name = "duration"
 
@@ -33,6 +33,8 @@ class Duration(click.ParamType[float]):
         unit = _UNITS.get(match[2] or "s") if match else None
         if match is None or unit is None or not math.isfinite(seconds := float(match[1]) * unit):
             self.fail(f"expected a duration like 90s, 15m, 24h or 7d, got {value!r}", param, ctx)
+        if not seconds:
+            self.fail(f"expected a duration above 0, such as 15m, got {value!r}", param, ctx)
         return seconds
 
 
@@ -130,6 +132,24 @@ def scope_option(
         show_default=default is not None,
         help=f"{reading}viewer reads, operator also acts, admin also grants access.",
     )
+
+
+def study_option(function: F) -> F:
+    """`--study`: limits a user or an API token to studies."""
+    return click.option(
+        "--study",
+        "studies",
+        metavar="NAME",
+        multiple=True,
+        help="Limit it to this study's runs and clients; repeatable.",
+    )(function)
+
+
+def study_filter_option(function: F) -> F:
+    """`--study`: lists only what is of a study."""
+    return click.option(
+        "--study", metavar="NAME", default="", help="Only those of this study; `-`: of none."
+    )(function)
 
 
 def json_option(function: F) -> F:

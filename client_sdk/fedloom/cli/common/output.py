@@ -21,15 +21,17 @@ PROSE_WIDTH = 24
 
 COLOURS = {
     "running": "cyan", "reporting": "cyan", "selecting": "cyan", "closing": "cyan",
-    "training": "cyan",
+    "training": "cyan", "masking": "cyan", "sharing": "cyan", "frozen": "cyan", "agreeing": "cyan",
+    "revealing": "cyan", "unmasking": "cyan",
     "finished": "green", "committed": "green", "active": "green", "unused": "green",
-    "reported": "green",
+    "reported": "green", "ready": "green", "done": "green",
     "paused": "yellow", "stopped": "yellow", "expired": "yellow", "drained": "yellow",
-    "left": "yellow", "cancelled": "yellow", "late": "yellow", "lost": "yellow",
+    "left": "yellow", "queued": "yellow", "cancelled": "yellow", "late": "yellow", "lost": "yellow",
     "failed": "red", "abandoned": "red", "revoked": "red", "quarantined": "red", "refused": "red",
+    "failing": "red", "cooling": "red",
     "declined": "dim",
 }  # fmt: skip
-"""Colours of states: of runs, rounds, clients, tokens and members of a round."""
+"""Colours of states: of runs, rounds, masking sessions, clients, tokens, members of a round."""
 
 
 def wants_json() -> bool:
@@ -151,6 +153,12 @@ def harmless(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
+def failure(each: dict[str, Any]) -> str:
+    """Members of a round that failed in the same way."""
+    message = harmless(each["message"]) or "without a message"
+    return f"{each['count']} {each['how']}: {message} (such as {harmless(each['client'])})"
+
+
 def state(name: str) -> str:
     """A state in its colour."""
     return f"[{COLOURS[name]}]{name}[/]" if name in COLOURS else escape(name)
@@ -181,6 +189,27 @@ def duration(seconds: float) -> str:
     if minutes < 24 * 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     return f"{minutes // 1440} d {minutes // 60 % 24:02d} h"
+
+
+def time_left(run: dict[str, Any]) -> str:
+    """The time left of a run: expected, or a range while it is uncertain; `-` while unknown.
+
+    >>> time_left({"time_left_s": 130.0, "time_left_range_s": [20.0, 240.0]})
+    '20 s to 4 min'
+    >>> time_left({"time_left_s": 130.0, "time_left_range_s": None}), time_left({})
+    ('2 min 10 s', '-')
+    """
+    if between := run.get("time_left_range_s"):
+        low, high = (_roughly(seconds) for seconds in between)
+        return f"{low} to {high}" if between[0] >= 1 else f"up to {high}"
+    return or_dash(run.get("time_left_s"), duration)
+
+
+def _roughly(seconds: float) -> str:
+    for unit, of in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * of:
+            return f"{seconds / of:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def size(num_bytes: float) -> str:

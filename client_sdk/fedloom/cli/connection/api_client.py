@@ -150,6 +150,10 @@ def _url(path: tuple[str, ...], query: dict[str, Any] | None = None) -> str:
     return f"{url}?{urlencode(query, doseq=True)}" if query else url
 
 
+class NoServerError(UsageError):
+    """No server can be reached from here; nothing that was sent is at fault."""
+
+
 class _Beside(http.client.HTTPConnection):
     """A connection to the Unix socket in a state directory."""
 
@@ -161,7 +165,7 @@ class _Beside(http.client.HTTPConnection):
 
     def connect(self) -> None:
         if sys.platform == "win32":
-            raise UsageError("A server does not run on Windows. Give its address with --url.")
+            raise NoServerError("A server does not run on Windows. Give its address with --url.")
         path = self._directory / local_socket.NAME
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
@@ -169,7 +173,7 @@ class _Beside(http.client.HTTPConnection):
             with local_socket.address(path) as address:
                 self.sock.connect(address)
         except PermissionError:
-            raise UsageError(
+            raise NoServerError(
                 f"No permission for {path}. Run this as the user who runs the server."
             ) from None
         except OSError:
@@ -226,7 +230,8 @@ class _Connection:
             text = response.read()
         except (http.client.HTTPException, OSError) as error:
             raise UnavailableError(
-                f"{self._transport.name} did not answer ({error!r}). See its log."
+                f"{self._transport.name} did not answer ({error!r}). See its log, and check that "
+                "this is the console's address, not the fleet's."
             ) from error
         raise _error(response.status, text)
 
@@ -247,9 +252,10 @@ def _absent(directory: Path) -> FedloomError:
             f"The server in {directory} is not running. Start it with "
             f"`fedloom server run --dir {directory}`."
         )
-    return UsageError(
+    return NoServerError(
         f"There is no server in {directory}. Name its state directory by --dir or FEDLOOM_DIR, "
-        f"or create one with `fedloom server init --dir {directory}`."
+        "the address of one on another machine by --url, or create one with "
+        f"`fedloom server init --dir {directory}`."
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from fedloom.cli.connection.api_client import Control
 from fedloom.protocol.errors import UsageError
 
-ACTIVE = ("running", "paused")
+ACTIVE = ("queued", "running", "paused")
 
 
 def run_or_newest(control: Control, run: str | None) -> str:
@@ -59,8 +59,22 @@ def run_and_number(words: Sequence[str]) -> tuple[str | None, int | None]:
     raise UsageError(f"Expected [RUN] [NUMBER], got {' '.join(words)!r}.")
 
 
-def digest_of(control: Control, which: str | None, number: int | None) -> str:
-    """The digest of a model that is named by a run, or by its digest or a prefix of it."""
+def digest_of(
+    control: Control, which: str | None, number: int | None, *, best: bool = False
+) -> str:
+    """The digest of a model that is named by a run, or by its digest or a prefix of it.
+
+    Args:
+        control: of the server.
+        which: run, or digest; None for the newest run.
+        number: of the round that committed it; None for the run's newest model.
+        best: take the run's best model instead.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    if best and number is not None:
+        raise UsageError("Expected either --round or --best, got both.")
     runs: list[dict[str, Any]] = control.get("runs")["runs"]
     which = which or _newest(runs)
     matches = [r for r in runs if r["id"] == which] or [
@@ -69,12 +83,31 @@ def digest_of(control: Control, which: str | None, number: int | None) -> str:
     if len(matches) > 1:
         several = ", ".join(r["id"] for r in matches[:5])
         raise UsageError(f"Several runs begin with {which!r}: {several}. Name one of them.")
-    if not matches and number is not None:
+    if not matches and (best or number is not None):
         raise UsageError(f"No run begins with {which!r}. See `fedloom run list`.")
     if not matches:
         return which
     run = matches[0]
+    if best:
+        return _best(run)
     return str(run["model"]) if number is None else _of_round(control, run["id"], number)
+
+
+def _best(run: dict[str, Any]) -> str:
+    """The digest of a run's best model."""
+    best = run["best"]
+    if best is None:
+        raise UsageError(
+            f"Expected a run with a best model, got {run['id']}: no round has evaluated one. Set "
+            "evaluate = true in its run.toml, or name a round with --round."
+        )
+    if best["model"] is None:
+        raise UsageError(
+            f"Expected a run with a best model, got {run['id']}: {best['metric']} was missing or "
+            "not finite in every evaluation. Set best.metric to a metric that its clients report, "
+            "or name a round with --round."
+        )
+    return str(best["model"])
 
 
 def _of_round(control: Control, run: str, number: int) -> str:

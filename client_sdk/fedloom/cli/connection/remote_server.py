@@ -83,7 +83,15 @@ class Remote:
                 f"The certificate of {self.url} cannot be verified: {error.verify_message}. Name "
                 "its authority by --ca; fedloom's own is pki/root.pem in the server's directory."
             )
-        return UnavailableError(f"Cannot reach a server at {self.url}: {error}.")
+        if isinstance(error, ssl.SSLError):
+            return UnavailableError(
+                f"{self.url} does not speak TLS ({error.reason}). A console on loopback speaks "
+                "http: see the line `console on …` of `fedloom server run`."
+            )
+        return UnavailableError(
+            f"Cannot reach a server at {self.url}: {error}. Check that it runs, and its address in "
+            "the line `console on …` of `fedloom server run`."
+        )
 
 
 def _checked(url: str) -> str:

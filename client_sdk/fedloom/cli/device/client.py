@@ -15,7 +15,7 @@ from fedloom.cli.common.options import config_option, json_option, log_options, 
 ORDER = (
     *("enroll", "doctor", "test", "run", "config", "policy", "log", "model", "leave"),
     *("health", "install-service", "uninstall-service", "service-file"),
-    *("list", "show", "quarantine", "drain", "release", "revoke", "label", "note"),
+    *("list", "show", "quarantine", "drain", "release", "revoke", "label", "note", "study"),
 )
 LAZY = {
     name: LazyCommand(f"fedloom.cli.{target}", line)
@@ -58,6 +58,7 @@ LAZY = {
         ("revoke", "operator.clients:revoke", "Revoke a client and its certificates."),
         ("label", "operator.clients:label", "Set or remove labels of a client."),
         ("note", "operator.clients:note", "Set the note about a client."),
+        ("study", "operator.clients:study", "Move a client to a study."),
     )
 }
 
@@ -117,6 +118,7 @@ def token_text(given: str) -> str:
         UsageError: the file cannot be read.
     """
     if not given.startswith("@"):
+        _check_no_path(given)
         return given
     try:
         return Path(given[1:]).read_text()
@@ -124,6 +126,13 @@ def token_text(given: str) -> str:
         from fedloom.protocol.errors import UsageError  # noqa: PLC0415 - it imports grpc
 
         raise UsageError(f"Cannot read the token in {given[1:]}: {error}.") from None
+
+
+def _check_no_path(given: str) -> None:
+    if len(given) < 200 and Path(given).is_file():
+        from fedloom.protocol.errors import UsageError  # noqa: PLC0415 - it imports grpc
+
+        raise UsageError(f"Expected a token, got the name of a file: --token @{given} reads it.")
 
 
 @client.command()
@@ -159,7 +168,9 @@ def run(code: str, flower: str, config: Path, log_format: str, log_level: str) -
     if ranks() is None and (settings := load(config)).isolation == "process":
         options = ("--log-format", log_format, "--log-level", log_level, "--config", str(config))
         code_of = ("--flower", flower) if flower else (code,)
-        command = (sys.executable, "-m", "fedloom.cli.device.training_child", *options, *code_of)
+        # -P: a file of the current folder must not hide a package that fedloom imports.
+        child = (sys.executable, "-P", "-m", "fedloom.cli.device.training_child")
+        command = (*child, *options, *code_of)
         attend(Program(command, settings.keep_warm_s), settings)
         return
     from fedloom.cli.common.load_code import load_client, load_flower  # noqa: PLC0415

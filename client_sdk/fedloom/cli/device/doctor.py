@@ -18,16 +18,25 @@ _INDENT = 16
 @click.command()
 @config_option
 @click.option(
-    "--code", metavar="FILE.py:NAME|MODULE:NAME", help="Also run one training step of this code."
+    "--code",
+    metavar="FILE.py:NAME|MODULE:NAME",
+    help="Also train an epoch with this code; after 10 s it is asked to stop.",
 )
 @click.option(
     "--model",
     type=FILE,
     metavar="FILE",
-    help="For that step. Default: the client's `initial`, or the last received model.",
+    help="For that epoch. Default: the client's `initial`, or the last received model.",
+)
+@click.option(
+    "--run",
+    "tables",
+    type=FILE,
+    metavar="RUN.toml",
+    help="Settings of that epoch, as for `fedloom run submit`.",
 )
 @json_option
-def doctor(config: Path, code: str | None, model: Path | None) -> None:
+def doctor(config: Path, code: str | None, model: Path | None, tables: Path | None) -> None:
     """Find problems of this device, with a remedy for each.
 
     Changes nothing, accepts no task, and does not disturb a running agent. Exits with 1 if a
@@ -40,8 +49,10 @@ def doctor(config: Path, code: str | None, model: Path | None) -> None:
     """
     from fedloom.cli.common.load_code import load_client  # noqa: PLC0415 - it imports numpy
     from fedloom.client.doctor import examine  # noqa: PLC0415 - it imports grpc
+    from fedloom.protocol.settings import toml  # noqa: PLC0415 - as above
 
-    findings = examine(config, None if code is None else lambda: load_client(code), model)
+    run = None if tables is None else toml.read(tables, "a run's settings")
+    findings = examine(config, None if code is None else lambda: load_client(code), model, run)
     found: list[Any] = list(findings) if output.wants_json() else list(_shown(findings))
     fails = sum(each.level == "fail" for each in found)
     document = {

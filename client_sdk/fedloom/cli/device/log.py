@@ -22,6 +22,7 @@ COLOURS = {
     "accepted": "green",
     "enrolled": "green",
     "renewed": "green",
+    "reported": "cyan",
     "declined": "yellow",
     "withdrawn": "bright_black",
     "rejected": "red",

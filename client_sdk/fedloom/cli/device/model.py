@@ -59,12 +59,12 @@ def model(  # noqa: PLR0917 - click passes them by name
 def _target(code: str | None) -> Any:
     if code is None:
         return None
-    from fedloom.cli.common.load_code import find  # noqa: PLC0415 - it imports numpy
+    from fedloom.cli.common.load_code import called, find  # noqa: PLC0415 - it imports numpy
     from fedloom.client import Client  # noqa: PLC0415
 
     found = find(code)
     is_module = hasattr(found, "state_dict") and not isinstance(found, type)
-    return found if isinstance(found, Client) or is_module else found()
+    return found if isinstance(found, Client) or is_module else called(code, found)
 
 
 def _document(found: Any, kind: str | None, out: Path | None) -> dict[str, Any]:

@@ -4,12 +4,15 @@ import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.options import FILE, json_option
+
+if TYPE_CHECKING:
+    from fedloom.cli.device.activity import Activity
 
 NOT_OF_FLOWER = ("stop", "copies")
 """Checks that no Flower app can pass: it cannot ask whether to stop, and is not simulated here."""
@@ -63,6 +66,7 @@ def test(  # noqa: PLR0917 - click passes them by name
     """
     if bool(code) == bool(flower):
         raise click.UsageError("Expected either FILE.py:NAME|MODULE:NAME or --flower.")
+    from fedloom.cli.device.activity import Activity  # noqa: PLC0415 - not needed for --help
     from fedloom.client.testing import Run, check  # noqa: PLC0415
     from fedloom.protocol.settings import toml, within  # noqa: PLC0415
 
@@ -71,13 +75,14 @@ def test(  # noqa: PLR0917 - click passes them by name
         with within(tables) if tables else nullcontext():
             run = Run.of({} if tables is None else toml.read(tables, "a run's settings"))
         skipped = (*ignore, *NOT_OF_FLOWER) if flower else ignore
-        found = check(client, model, run=run, threads=threads, ignore=skipped)
-        faults = [finding for finding in found if finding.weight == "fault"]
-        played = (
-            None
-            if faults or not rounds or not client.can_train()
-            else _play(client, model, run, rounds)
-        )
+        with Activity() as activity:
+            found = check(client, model, run=run, threads=threads, ignore=skipped, on_step=activity)
+            faults = [finding for finding in found if finding.weight == "fault"]
+            played = (
+                None
+                if faults or not rounds or not client.can_train()
+                else _play(client, model, run, rounds, activity)
+            )
     output.emit(
         {
             "findings": [
@@ -106,11 +111,15 @@ def _load(code: str, flower: str, node_config: tuple[str, ...], state: Path) -> 
     return apps.load(flower, load_code.find, state, node)
 
 
-def _play(client: Any, model: Path | None, run: Any, number: int) -> dict[str, Any]:
+def _play(
+    client: Any, model: Path | None, run: Any, number: int, activity: "Activity"
+) -> dict[str, Any]:
     from fedloom.client.testing import rounds  # noqa: PLC0415 - as above
+    from fedloom.protocol.user_code import loading  # noqa: PLC0415
 
     begun = time.monotonic()
-    played = rounds(client, model, num_rounds=number, run=run)
+    with loading("the client"):
+        played = rounds(client, model, num_rounds=number, run=run, on_step=activity)
     results = [
         {
             "number": r.number,

@@ -7,7 +7,13 @@ import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.lazy import LazyGroup
-from fedloom.cli.common.options import Duration, out_option, scope_option, server_options
+from fedloom.cli.common.options import (
+    Duration,
+    out_option,
+    scope_option,
+    server_options,
+    study_option,
+)
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.operator.confirm import confirm, yes_option
 from fedloom.protocol.trust.private_files import write_private
@@ -26,10 +32,18 @@ def api_token() -> None:
 @scope_option(required=True, least="metrics")
 @click.option("--ttl", "ttl_s", type=Duration(), default="90d", show_default=True, help="Lifetime.")
 @click.option("--forever", is_flag=True, help="No expiry; valid until revoked.")
+@study_option
 @out_option("Write it to a file, mode 0600, instead of printing it.")
 @server_options
 def create(
-    name: str, *, scope: str, ttl_s: float, forever: bool, out: Path | None, directory: Path
+    name: str,
+    *,
+    scope: str,
+    ttl_s: float,
+    forever: bool,
+    studies: tuple[str, ...],
+    out: Path | None,
+    directory: Path,
 ) -> None:
     """Create an API token for NAME. Its text is shown only once.
 
@@ -38,7 +52,8 @@ def create(
       fedloom api-token create prometheus --scope metrics --forever
       fedloom api-token create ci --scope operator --ttl 7d --out ci.token
     """
-    body = {"name": name, "scope": scope, "ttl_s": None if forever else ttl_s}
+    body: dict[str, Any] = {"name": name, "scope": scope, "ttl_s": None if forever else ttl_s}
+    body["studies"] = list(studies) or None
     control = Control(directory)
     made = control.post("api-tokens", body=body)
     url = control.get("server")["console"] or "https://SERVER:7445"

@@ -7,9 +7,13 @@ import click
 from fedloom.cli.common import output
 from fedloom.protocol.supernodes import SUPERNODE, is_supernode
 
+_LEVELS = {"warn": " low", "bad": " bad"}
+"""Words for levels of success rates other than ok."""
+
 
 def listing(found: dict[str, Any], empty: str) -> Any:
     """A table of clients, or `empty` without any; with their kinds, if some are SuperNodes."""
+    failing = any(c["failures"] for c in found["clients"])
     mixed = any(is_supernode(c["own_labels"]) for c in found["clients"])
     rows = (
         (
@@ -18,21 +22,48 @@ def listing(found: dict[str, Any], empty: str) -> Any:
             output.state(_status(c)),
             "[green]●[/] online" if c["online"] else "[dim]○ offline[/]",
             output.escape(c["task"] or "-"),
+            success(c),
+            *([output.escape(_last_error(c)) if c["failures"] else "-"] if failing else []),
             output.ahead(c["certificate_until"]),
             output.moment(c["enrolled_at"]),
         )
         for c in found["clients"]
     )
-    kind = ("KIND",) if mixed else ()
-    columns = ("NAME", *kind, "STATUS", "PRESENCE", "TASK", "CERTIFICATE ENDS", "ENROLLED")
+    kind, error = ("KIND",) if mixed else (), ("~LAST ERROR",) if failing else ()
+    columns = (
+        "NAME",
+        *kind,
+        "STATUS",
+        "PRESENCE",
+        "TASK",
+        ">SUCCESS",
+        *error,
+        "CERTIFICATE ENDS",
+        "ENROLLED",
+    )
     return output.table_or(columns, rows, empty)
 
 
 def _status(found: dict[str, Any]) -> str:
-    """A client's status, or the hold that keeps it out of rounds."""
-    if found["status"] != "active" or not found["hold"]:
-        return str(found["status"])
-    return "quarantined" if found["hold"] == "quarantine" else "drained"
+    """A client's state, without its presence and task."""
+    state = str(found["state"])
+    return "active" if state in ("working", "idle", "offline") else state
+
+
+def success(found: dict[str, Any]) -> str:
+    """A success rate in its colour; a level other than ok is also named."""
+    rate, level = found["success_rate"], found["success_level"]
+    if rate is None:
+        return "-"
+    colour = {"ok": "green", "warn": "yellow", "bad": "red"}.get(level, "default")
+    return f"[{colour}]{rate:.0%}{_LEVELS.get(level, '')}[/]"
+
+
+def _last_error(found: dict[str, Any]) -> str:
+    last = found["last_error"]
+    if last is None:
+        return "none"
+    return f"{last['text']} ({last['run']}/{last['round']}, {output.moment(last['at'])})"
 
 
 def show_detail(found: dict[str, Any], parts: list[dict[str, Any]]) -> None:
@@ -69,15 +100,13 @@ def took(part: dict[str, Any]) -> str:
 
 
 def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
-    hold = {"quarantine": "in quarantine", "drain": "drained"}.get(found["hold"] or "", "")
-    if hold and found["hold_reason"]:
-        hold += f": {found['hold_reason']}"
-    rate = found["success_rate"]
+    hold = found["hold_reason"] if found["hold"] else ""
+    rate, level = found["success_rate"], found["success_level"]
     labels = {**found["own_labels"], **found["labels"]}
     away = f"last seen {output.moment(found['seen_at'])}"
     facts = [
         ("client", found["name"]),
-        ("status", found["status"] + (f", {hold}" if hold else "")),
+        ("status", _status(found) + (f": {why}" if (why := hold or _failing(found)) else "")),
         ("presence", "online" if found["online"] else away),
         ("task", found["task"] or "none"),
         ("version", found["version"] or "unknown"),
@@ -85,11 +114,43 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("note", found["note"] or "none"),
         ("certificate", f"ends {output.ahead(found['certificate_until'])}"),
         ("rounds", f"{found['counted']} of {found['asked']} counted{_failures(found)}"),
-        ("success", "unknown yet" if rate is None else f"{rate:.0%}"),
+        ("success", "unknown yet" if rate is None else f"{rate:.0%}{_LEVELS.get(level, '')}"),
+        ("last error", _last_error(found)),
     ]  # fmt: skip
+    facts += _device(found["device"]) if found["device"] else []
     if found["staleness"]:
         facts.append(("staleness", f"{found['staleness']:.1f} models behind, mean"))
     return facts
+
+
+def _device(device: dict[str, Any]) -> list[tuple[str, str]]:
+    """The readings of a device."""
+    said = [f"{device['cpu']:.0f} % of CPU"] if device["cpu"] is not None else []
+    said += _memory_and_heat(device)
+    if device["mains"] is not None:
+        said.append("on mains" if device["mains"] else "on battery")
+    if device["battery"] is not None:
+        said.append(f"battery at {device['battery']:.0f} %")
+    facts = [("device", f"{', '.join(said)} ({output.moment(device['at'])})")]
+    for gpu in device["gpus"]:
+        busy = [f"{gpu['busy']:.0f} % busy"] if gpu["busy"] is not None else []
+        facts.append(("gpu", ", ".join([gpu["name"], *busy, *_memory_and_heat(gpu)])))
+    return facts
+
+
+def _memory_and_heat(of: dict[str, Any]) -> list[str]:
+    used, total, heat = of["memory_used_bytes"], of["memory_total_bytes"], of["temperature"]
+    said = [] if total is None else [f"{output.size(used)} of {output.size(total)} of memory"]
+    return said if heat is None else [*said, f"{heat:.0f} °C"]
+
+
+def _failing(found: dict[str, Any]) -> str:
+    if found["state"] not in ("failing", "cooling"):
+        return ""
+    words = f"{found['failures']} failed or refused tasks in a row"
+    if found["cools_until"]:
+        words += f", gets offers again {output.ahead(found['cools_until'])}, or after its release"
+    return words
 
 
 def _failures(found: dict[str, Any]) -> str:

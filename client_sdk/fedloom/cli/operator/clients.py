@@ -1,23 +1,35 @@
 """Commands of `fedloom client` for operators: list, inspect, exclude, revoke and label clients."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.options import F, server_options
+from fedloom.cli.common.options import F, server_options, study_filter_option
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.operator.client_view import listing, show_detail
-from fedloom.cli.operator.confirm import act, action_options, reason_option, show_done
+from fedloom.cli.operator.confirm import ASKED, act, action_options, reason_option, show_done
 from fedloom.cli.operator.watch import present, watch_option
 from fedloom.protocol.errors import UsageError
 
-STATES = ("online", "offline", "working", "idle", "quarantined", "drained", "revoked")
+STATES = (
+    "online",
+    "offline",
+    "working",
+    "idle",
+    "failing",
+    "cooling",
+    "quarantined",
+    "drained",
+    "revoked",
+)
 
 
-def _client_action(function: F) -> F:
-    """The argument and the options of a command that acts on a client."""
-    for option in (server_options, action_options, click.argument("name")):
+def _clients_action(function: F) -> F:
+    """The argument and the options of a command that acts on clients."""
+    names = click.argument("names", metavar="NAME...", nargs=-1, required=True)
+    for option in (server_options, action_options, names):
         function = option(function)
     return function
 
@@ -26,9 +38,12 @@ def _client_action(function: F) -> F:
 @click.argument("text", required=False, default="")
 @click.option("--state", type=click.Choice(STATES), help="Only clients in this state.")
 @click.option("--label", metavar="NAME[=VALUE]", default="", help="Only clients with this label.")
+@study_filter_option
 @watch_option
 @server_options
-def list_clients(text: str, state: str | None, label: str, *, watch: bool, directory: Path) -> None:
+def list_clients(
+    text: str, state: str | None, label: str, study: str, *, watch: bool, directory: Path
+) -> None:
     """List enrolled clients: presence, task, and certificate expiry.
 
     TEXT is part of a name, a note or a label.
@@ -38,9 +53,9 @@ def list_clients(text: str, state: str | None, label: str, *, watch: bool, direc
       fedloom client list
       fedloom client list ward --state online --label site=north
     """
-    wanted = {"q": text, "label": label} | ({"state": state} if state else {})
+    wanted = {"q": text, "label": label, "study": study} | ({"state": state} if state else {})
     control, empty = Control(directory), "No client matches."
-    if not (text or state or label):
+    if not (text or state or label or study):
         empty = "No clients yet. Invite one with `fedloom token create`."
     present(
         control,
@@ -68,60 +83,74 @@ def show(name: str, limit: int, directory: Path) -> None:
     output.emit({**found, "parts": parts}, lambda: show_detail(found, parts))
 
 
-def _hold(name: str, action: str, reason: str, directory: Path) -> None:
-    show_done(act(Control(directory), "clients", name, action, body={"reason": reason}))
+def _act_on(names: Sequence[str], action: str, directory: Path, reason: str = "") -> None:
+    """Act on one client, or on several with one confirmation; exit with 1 if some failed."""
+    control, context = Control(directory), click.get_current_context()
+    if len(names) == 1:
+        body = None if action == "revoke" else {"reason": reason}
+        done = act(control, "clients", names[0], action, body=body)
+        show_done(done, f"{names[0]} is revoked." if action == "revoke" else "")
+        return
+    wish = {"action": action, "clients": names, "reason": reason}
+    done = act(control, "client-groups", body=wish)
+    show_done(done, done["consequence"] if context.meta.get(ASKED) else "")
+    if done["failed"]:
+        context.exit(1)
 
 
 @click.command()
 @reason_option
-@_client_action
-def quarantine(name: str, reason: str, directory: Path) -> None:
-    """Stop selecting a client and refuse its updates, until it is released.
+@_clients_action
+def quarantine(names: tuple[str, ...], reason: str, directory: Path) -> None:
+    """Stop selecting clients and refuse their updates, until they are released.
 
     \b
-    Example:
+    Examples:
       fedloom client quarantine ward-3 --reason "its labels look wrong"
+      fedloom client quarantine ward-3 ward-7 --preview
     """
-    _hold(name, "quarantine", reason, directory)
+    _act_on(names, "quarantine", directory, reason)
 
 
 @click.command()
 @reason_option
-@_client_action
-def drain(name: str, reason: str, directory: Path) -> None:
-    """Let a client finish its task, then stop selecting it, until it is released.
+@_clients_action
+def drain(names: tuple[str, ...], reason: str, directory: Path) -> None:
+    """Let clients finish their tasks, then stop selecting them, until they are released.
 
     \b
     Example:
       fedloom client drain ward-3 --reason "maintenance at noon"
     """
-    _hold(name, "drain", reason, directory)
+    _act_on(names, "drain", directory, reason)
 
 
 @click.command()
-@_client_action
-def release(name: str, directory: Path) -> None:
-    """Select a client again after quarantine or drain.
+@_clients_action
+def release(names: tuple[str, ...], directory: Path) -> None:
+    """Select clients again after quarantine or drain, or while they cool off.
+
+    Their failed tasks in a row no longer count.
 
     \b
     Example:
       fedloom client release ward-3
     """
-    _hold(name, "release", "", directory)
+    _act_on(names, "release", directory)
 
 
 @click.command()
-@_client_action
-def revoke(name: str, directory: Path) -> None:
-    """Revoke a client and its certificates, and close its connection.
+@_clients_action
+def revoke(names: tuple[str, ...], directory: Path) -> None:
+    """Revoke clients and their certificates, and close their connections.
 
-    To admit it again, give it a new token.
+    To admit one again, give it a new token.
 
     \b
     Example:
       fedloom client revoke ward-3
     """
-    show_done(act(Control(directory), "clients", name, "revoke"), f"{name} is revoked.")
+    _act_on(names, "revoke", directory)
 
 
 @click.command()
@@ -151,6 +180,21 @@ def _label(text: str) -> tuple[str, str | None]:
     if text.endswith("-") and len(text) > 1:
         return text[:-1], None
     raise UsageError(f"Expected LABEL=VALUE to set a label or LABEL- to remove it, got {text!r}.")
+
+
+@click.command()
+@click.argument("name")
+@click.argument("study")
+@server_options
+def study(name: str, study: str, directory: Path) -> None:
+    """Move a client to a study: only runs of that study draw it. An empty text: no study.
+
+    \b
+    Example:
+      fedloom client study ward-3 cardio
+    """
+    done = Control(directory).post("clients", name, "study", body={"study": study})
+    output.emit_text(done, done["consequence"])
 
 
 @click.command()

@@ -28,6 +28,9 @@ LAZY = {
 round_option = click.option(
     "--round", "number", type=int, help="Use the model that this round committed."
 )
+best_option = click.option(
+    "--best", is_flag=True, help="Use the run's best model, by the [best] table of its run.toml."
+)
 
 
 @click.group(cls=LazyGroup, lazy=LAZY, order=("init", "upload", "list"))
@@ -60,10 +63,11 @@ def list_models(run: str | None, directory: Path) -> None:
             str(m["round"]),
             output.size(m["size_bytes"]),
             output.moment(m["created_at"]),
+            "best" if m["best"] else "",
         )
         for m in found["models"]
     )
-    columns = ("DIGEST", "RUN", ">ROUND", ">SIZE", "CREATED")
+    columns = ("DIGEST", "RUN", ">ROUND", ">SIZE", "CREATED", "MARK")
     empty = "No models yet. Submit a run with `fedloom run submit`."
     output.emit_table(found, columns, rows, empty)
 
@@ -98,6 +102,8 @@ def init(code: str, out: Path, *, flower: bool, adapter_rest: bool) -> None:
     from fedloom.client import save_file  # noqa: PLC0415
 
     params = initial_of_flower(code) if flower else initial_model(code)
+    if not params:
+        raise UsageError(f"Expected a model with tensors, got none from {code}.")
     if adapter_rest:
         from fedloom.strategies.adapters.settings import with_rests  # noqa: PLC0415 - it imports numpy
 
@@ -144,6 +150,7 @@ def upload(file: Path, directory: Path) -> None:
     help="Folder with adapter_config.json: write the adapters for PeftModel.from_pretrained there.",
 )
 @round_option
+@best_option
 @out_option(
     "Also write the federation's signed statement: digest, run and round, as JSON.", "--signature"
 )
@@ -153,6 +160,7 @@ def export(  # noqa: PLR0917 - click passes them by name
     out: Path | None,
     folder: Path | None,
     number: int | None,
+    best: bool,
     signature: Path | None,
     directory: Path,
 ) -> None:
@@ -164,13 +172,13 @@ def export(  # noqa: PLR0917 - click passes them by name
     Examples:
       fedloom model export --out model.safetensors
       fedloom model export digits --round 5 --out round5.safetensors
-      fedloom model download digits --out best.safetensors --signature best.json
+      fedloom model download digits --best --out best.safetensors --signature best.json
       fedloom model export chat --peft adapter
     """
     if (out is None) == (folder is None):
         raise click.UsageError("Expected either --out FILE or --peft DIR.")
     control = Control(directory)
-    wanted = digest_of(control, which, number)
+    wanted = digest_of(control, which, number, best=best)
     if folder is not None:
         out, digest, size_bytes = _adapters(control, wanted, folder)
     else:
@@ -208,18 +216,20 @@ model.add_command(click.Command("download", callback=export.callback, params=exp
 @model.command()
 @click.argument("which", metavar="RUN|DIGEST")
 @round_option
+@best_option
 @click.option("--note", default="", help="A comment, shown in the list of promotions.")
 @action_options
 @server_options
-def promote(which: str, number: int | None, note: str, directory: Path) -> None:
+def promote(which: str, number: int | None, *, best: bool, note: str, directory: Path) -> None:
     """Promote a model: devices that request the promoted model get this one.
 
     \b
     Example:
+      fedloom model promote digits --best
       fedloom model promote digits --round 5 --note "best on the hold-out"
     """
     control = Control(directory)
-    digest = digest_of(control, which, number)
+    digest = digest_of(control, which, number, best=best)
     show_done(act(control, "models", digest, "promote", body={"note": note}))
 
 

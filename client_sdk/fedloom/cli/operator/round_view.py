@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fedloom.cli.common import output
+from fedloom.cli.common import masking_sessions, output
 from fedloom.cli.operator.client_view import failures, took
 
 
@@ -46,10 +46,12 @@ def _table(rounds: list[dict[str, Any]]) -> RenderableType:
 
 
 def detail(found: dict[str, Any]) -> RenderableType:
-    """A round: its counts, its sessions' shapes, and a line for each client."""
+    """A round: its counts, shapes, masking sessions, and a line for each client."""
     parts: list[RenderableType] = [_headline(found)]
     if counts := found["clients"]:
         parts.append(_funnel(counts))
+        found_out = [output.failure(each) for each in counts.get("failures", ())]
+        parts += [Text(f"  {line}", style="red") for line in found_out]
         parts.append(_times(counts))
         parts.append(_shapes(counts["shapes"]))
     parts += [
@@ -60,6 +62,8 @@ def detail(found: dict[str, Any]) -> RenderableType:
     if found["underflow"] is not None:
         told = f"rounded to zero: {found['underflow']:.2%} of the values other than zero"
         parts.append(Text(told, style="dim"))
+    if found.get("sessions"):
+        parts += [Text(), masking_sessions.listing(found["sessions"])]
     if found["members"]:
         parts += [Text(), _members(found["members"])]
     return Group(*parts)

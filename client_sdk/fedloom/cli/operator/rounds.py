@@ -57,10 +57,15 @@ def _listing(found: dict[str, Any]) -> Any:
 
 @rounds.command()
 @click.argument("words", metavar="[RUN] [NUMBER]", nargs=-1)
+@click.option("--session", type=click.IntRange(0), help="One masking session with its members.")
 @watch_option
 @server_options
-def show(words: tuple[str, ...], watch: bool, directory: Path) -> None:
+def show(words: tuple[str, ...], session: int | None, *, watch: bool, directory: Path) -> None:
     """Show a round and each of its clients. Default: the newest run's newest round.
+
+    A masked round has masking sessions: for each its state, size and threshold, and how many
+    members dealt shares, sent their masked update, signed the survivors and revealed. --session
+    shows who sent which message, and when; nobody sees what was sent.
 
     A session's shape lists its events, as in Bonawitz et al. 2019, Table 1: - checked in,
     v downloaded, [ training started, ] completed, + upload started, ^ accepted, # rejected,
@@ -70,11 +75,16 @@ def show(words: tuple[str, ...], watch: bool, directory: Path) -> None:
     Examples:
       fedloom round show
       fedloom round show digits 7 --json | jq '.members[] | {client, phase, norm}'
+      fedloom round show digits 7 --session 0
     """
     run, number = run_and_number(words)
     control = Control(directory)
     run = run_or_newest(control, run)
     path = ("runs", run, "rounds", str(number or _latest(control, run)))
+    if session is not None:
+        its = (*path, "sessions", str(session))
+        present(control, lambda: control.get(*its), _session, ("run", "round"), watching=watch)
+        return
     present(
         control,
         lambda: control.get_all(*path, key="members", page="after"),
@@ -86,6 +96,12 @@ def show(words: tuple[str, ...], watch: bool, directory: Path) -> None:
 
 def _detail(found: dict[str, Any]) -> Any:
     from fedloom.cli.operator.round_view import detail  # noqa: PLC0415 - as above
+
+    return detail(found)
+
+
+def _session(found: dict[str, Any]) -> Any:
+    from fedloom.cli.common.masking_sessions import detail  # noqa: PLC0415 - as above
 
     return detail(found)
 

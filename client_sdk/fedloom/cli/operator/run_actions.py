@@ -4,13 +4,14 @@ Invariant: an action that was confirmed for round 7 applies to round 7 or fails.
 the round that was open before the confirmation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
+from fedloom.cli.common import output
 from fedloom.cli.common.options import Duration, F, server_options
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.default_run import run_and_number, run_or_only
@@ -144,6 +145,31 @@ def goal(updates: int | None, quorum: int | None) -> Body:
 
 
 @click.command()
+@click.argument("run", required=False)
+@click.option("--priority", type=click.IntRange(-1000, 1000), help="Of a new run: 0.")
+@click.option("--share", type=click.FloatRange(0.001, 1000.0), help="Of a new run: 1.")
+@action_options
+@server_options
+def priority(run: str | None, priority: int | None, share: float | None, directory: Path) -> None:
+    """Change how early a run gets idle clients, or a place if it is queued.
+
+    Runs with a higher priority come first. Among runs of one priority that wait for the same
+    clients, one with share 2 gets twice as many tasks as one with share 1. Tasks under way are not
+    interrupted.
+
+    \b
+    Examples:
+      fedloom run priority digits --priority 10
+      fedloom run priority digits --share 2
+    """
+    if priority is None and share is None:
+        raise UsageError("Expected --priority, --share or both, got neither.")
+    control = Control(directory)
+    body = {"priority": priority, "share": share}
+    _act(control, run_or_only(control, run), "priority", body, None)
+
+
+@click.command()
 @click.argument("words", metavar="[RUN] NUMBER", nargs=-1, required=True)
 @action_options
 @server_options
@@ -225,5 +251,34 @@ def retry(reason: str) -> Body:
     return {"reason": reason}
 
 
-RUN_COMMANDS = (pause, resume, stop, goal, quorum)
+RUN_COMMANDS = (pause, resume, stop, goal, priority, quorum)
 ROUND_COMMANDS = (close, extend, abort, retry)
+
+
+def check_run(control: Control, spec: Mapping[str, Any], model: str | None) -> None:
+    """Print the check of a run; exits with 1 if a round cannot reach its goal.
+
+    Args:
+        control: the server's API.
+        spec: settings of the run.
+        model: a safetensors file, which is not uploaded, or a digest; None for neither.
+    """
+    body: dict[str, Any] = {"spec": spec}
+    if model is not None and Path(model).is_file():
+        from fedloom.protocol.manifest import read_manifest  # noqa: PLC0415 - it imports numpy
+
+        specs = read_manifest(Path(model)).specs
+        body["tensors"] = {name: list(spec.shape) for name, spec in specs.items()}
+    elif model is not None:
+        body["model"] = model
+    found = control.post("runs", "check", body=body)
+    output.emit(found, lambda: _show(found))
+    if not found["is_enough"]:
+        click.get_current_context().exit(1)
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    click.echo(found["summary"])
+    for finding in (*found["obstacles"], *found["remarks"]):
+        more = ", …" if finding["count"] > len(finding["clients"]) else ""
+        click.echo(f"  {finding['text']}: {', '.join(finding['clients'])}{more}")

@@ -8,7 +8,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli.common import output
+from fedloom.cli.common import masking, output
+from fedloom.cli.common.best import best_line, short_best
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.default_run import ACTIVE
 from fedloom.cli.operator import watch as watching
@@ -42,22 +43,31 @@ def with_all_rounds(control: Control, found: dict[str, Any]) -> dict[str, Any]:
     return {**found, "rounds": rounds, "rounds_earlier": 0}
 
 
-def listing(runs: list[dict[str, Any]]) -> RenderableType:
-    """A table of runs."""
+def listing(runs: list[dict[str, Any]], empty: str) -> RenderableType:
+    """A table of runs, with their studies if they are of several; `empty` without any."""
+    several = len({r["study"] for r in runs}) > 1
     rows = (
         (
             output.escape(r["id"]),
-            output.state(r["state"]),
+            output.state(r["state"]) + _place(r),
+            *([r["study"] or "-"] if several else []),
             f"{r['rounds_committed']}/{r['rounds_total']}",
             output.moment(r["created_at"]),
             output.duration(r["ended_at"] - r["created_at"]) if r["ended_at"] else "-",
             r["model"][:12],
+            output.escape(short_best(r["best"])),
             output.escape(r["reason"]),
         )
         for r in runs
     )
-    columns = ("ID", "STATE", ">ROUNDS", "STARTED", ">TOOK", "MODEL", "~REASON")
-    return output.table_or(columns, rows, "No runs yet. Submit one with `fedloom run submit`.")
+    study = ("STUDY",) if several else ()
+    columns = ("ID", "STATE", *study, ">ROUNDS", "STARTED", ">TOOK", "MODEL", "BEST", "~REASON")
+    return output.table_or(columns, rows, empty)
+
+
+def _place(run: dict[str, Any]) -> str:
+    """The place of a run in the queue, if it is queued."""
+    return f" {run['place']}" if run.get("place") else ""
 
 
 def render(found: dict[str, Any], rows: int | None) -> RenderableType:
@@ -67,9 +77,14 @@ def render(found: dict[str, Any], rows: int | None) -> RenderableType:
         found: the API's document.
         rows: number of rounds to list, the latest; None for all.
     """
-    parts: list[RenderableType] = [_headline(found), _facts(found)]
+    parts: list[RenderableType] = [_headline(found), _facts(found), *_failing(found)]
+    if found["best"] is not None:
+        parts.append(Text(best_line(found["best"]), style="dim"))
     if found["privacy"] is not None:
         parts.append(_privacy(found))
+    if found.get("masking") is not None:
+        claim = found["masking"]["words"]
+        parts.append(Text(f"masked: {claim}, and no single update", style="dim"))
     if found.get("sums") is not None:
         parts.append(_sums(found["sums"]))
     live = found["live"]
@@ -91,7 +106,7 @@ def _headline(found: dict[str, Any]) -> RenderableType:
     line = Table.grid(padding=(0, 2))
     line.add_row(
         f"[bold]{output.escape(found['id'])}[/]",
-        output.state(found["state"]),
+        output.state(found["state"]) + _place(found),
         f"{done} of {total} rounds",
         ProgressBar(total=total, completed=done, width=32),
     )
@@ -102,9 +117,12 @@ def _facts(found: dict[str, Any]) -> RenderableType:
     end = found["ended_at"] or time.time()
     facts = [
         *_subject(found),
+        *_rank(found),
         f"started {output.moment(found['created_at'])}",
         output.duration(end - found["created_at"]),
     ]
+    if (left := output.time_left(found)) != "-":
+        facts.append(f"about {left} left")
     line = Text(" · ".join(facts), style="dim")
     if found["reason"]:
         style = "red" if found["state"] == "failed" else "yellow"
@@ -112,11 +130,33 @@ def _facts(found: dict[str, Any]) -> RenderableType:
     return line
 
 
+def _failing(found: dict[str, Any]) -> list[RenderableType]:
+    """What fails, unless the run's reason says so, and what to do."""
+    failing = found.get("failing")
+    if failing is None:
+        return []
+    told = bool(found["reason"]) and found["reason"].rstrip(". ") in failing["what"]
+    style = "red" if failing["stuck"] else "yellow"
+    what = [] if told else [Text(output.harmless(failing["what"]), style=style)]
+    if told:
+        what = [Text("The run cannot continue.", style=style)]
+    return [*what, Text(f"What to do: {output.harmless(failing['todo'])}")]
+
+
 def _subject(found: dict[str, Any]) -> tuple[str, ...]:
     """What a run is about: a model and its strategy, or a Flower `ServerApp`."""
     if app := found["spec"].get("flower", {}).get("server_app"):
         return (f"ServerApp {app}",)
     return f"model {found['model'][:12]}", found["spec"]["strategy"]["name"]
+
+
+def _rank(found: dict[str, Any]) -> tuple[str, ...]:
+    """Study, priority and share, as far as they are not the usual ones."""
+    usual = {"study": "", "priority": 0, "share": 1.0}
+    values = {name: found.get(name, value) for name, value in usual.items()}
+    return tuple(
+        f"{n} {v:g}" if n == "share" else f"{n} {v}" for n, v in values.items() if v != usual[n]
+    )
 
 
 def _privacy(found: dict[str, Any]) -> RenderableType:
@@ -131,9 +171,9 @@ def _privacy(found: dict[str, Any]) -> RenderableType:
 
 def _sums(grid: dict[str, Any]) -> RenderableType:
     """The steps and the largest error of narrow sums."""
-    from fedloom.strategies.exact.grid import grid_lines  # noqa: PLC0415 - it imports numpy
+    from fedloom.strategies.masking.sessions import sum_lines  # noqa: PLC0415 - it imports numpy
 
-    first, error, _ = grid_lines(grid)
+    first, error, *_ = sum_lines(grid)
     return Text(f"sums: {first}\n  {error}", style="dim")
 
 
@@ -145,9 +185,12 @@ def _open_round(live: dict[str, Any], found: dict[str, Any]) -> RenderableType:
     if now["state"] == "selecting":
         held = now.get("held_back", 0)
         rest = f", {held} held back by the privacy claim" if held else ""
+        left = now.get("left_to_others", 0)
+        rest += f", {left} left to runs that come first" if left else ""
         waiting = f"waits for {now['goal']} clients ({now['available']} available{rest})"
         return line.append(waiting, style="yellow" if found["state"] == "running" else "dim")
-    line.append(f"{now['state']} · {now['accepted']} of {now['goal']} updates", style="default")
+    so_far = f"{now['accepted']} of {now['goal']} {masking.updates(now)}"
+    line.append(f"{masking.phase(now)} · {masking.sent(now) or so_far}", style="default")
     phases = ", ".join(f"{n} {phase}" for phase, n in now["clients"].items() if n)
     left_s = now["deadline_left_s"]
     if phases:
@@ -156,8 +199,13 @@ def _open_round(live: dict[str, Any], found: dict[str, Any]) -> RenderableType:
         line.append(f" · {now['training']:.0%} done{_losses(now)}", style="default")
     if now["paused"]:
         line.append(" · paused", style="yellow")
+    elif (ends_s := now.get("gives_up_in_s")) is not None:
+        ends = f" · quorum out of reach, ends in {output.duration(ends_s)}"
+        line.append(ends, style="red")
     elif left_s is not None:
         line.append(f" · {output.duration(max(left_s, 0))} left", style="dim")
+    for each in now.get("failures", ()):
+        line.append(f"\n  {output.failure(each)}", style="red")
     return line
 
 

@@ -10,15 +10,16 @@ import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.lazy import LazyGroup
-from fedloom.cli.common.options import json_option, server_options
-from fedloom.cli.connection.api_client import Control
+from fedloom.cli.common.options import json_option, server_options, study_filter_option
+from fedloom.cli.connection.api_client import Control, NoServerError
 from fedloom.cli.connection.default_run import run_or_newest
 from fedloom.cli.operator.export.command import export
-from fedloom.cli.operator.run_actions import ROUND_COMMANDS, RUN_COMMANDS
+from fedloom.cli.operator.run_actions import ROUND_COMMANDS, RUN_COMMANDS, check_run
 from fedloom.cli.operator.watch import present, watch_option
 from fedloom.protocol.errors import IntegrityError, UsageError
-from fedloom.protocol.settings import toml, within
+from fedloom.protocol.settings import toml
 
+NO_RUNS = "No runs yet. Submit one with `fedloom run submit`."
 PROGRESS_BYTES = 32 << 20
 """Larger uploads show their progress."""
 
@@ -64,6 +65,12 @@ def template() -> None:
     help="Run the ServerApp of this Flower app, of [flower_apps] in server.toml.",
 )
 @click.option("--watch", is_flag=True, help="Then watch the run until it ends.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Start nothing; say which clients can take part, and what keeps others out. Exits with 1 "
+    "if they are fewer than cohort.goal.",
+)
 @server_options
 def submit(
     spec: Path | None,
@@ -72,6 +79,7 @@ def submit(
     evaluate: bool,
     flower_server: str | None,
     watch: bool,
+    check: bool,
     directory: Path,
 ) -> None:
     """Start a run from an initial model, or of a Flower ServerApp.
@@ -84,17 +92,23 @@ def submit(
       fedloom run submit run.toml --model init.safetensors
       fedloom run submit run.toml --model 25eb5eeb --watch
       fedloom run submit run.toml --model 25eb5eeb --evaluate --watch
+      fedloom run submit run.toml --model init.safetensors --check
       fedloom run submit --flower-server analytics --watch
     """
     values = _values(spec, evaluate=evaluate, flower_server=flower_server)
     if model is None and not values.get("flower"):
-        raise click.UsageError("Missing option --model FILE|DIGEST.")
+        raise click.UsageError(
+            "Missing option --model FILE|DIGEST. `fedloom model init FILE.py:NAME --out "
+            "init.safetensors` makes a first model."
+        )
     control = Control(directory)
-    with nullcontext() if spec is None else within(spec):  # before the model is uploaded
-        described = control.post("runs", "describe", body={"spec": values})
+    described = _described(control, spec, values)  # before the model is uploaded
     claim, grid = described["privacy"], described["sums"]
     for text in described["notes"]:
         click.echo(f"Note: {text}", err=True)
+    if check:
+        check_run(control, values, model)
+        return
     if claim is not None and not output.wants_json():
         _show_claim(claim)
     if grid is not None and not output.wants_json():
@@ -109,9 +123,24 @@ def submit(
         return
     output.emit_text(
         started,
-        f"Run {started['id']} is {started['state']}.\n"
+        f"Run {started['id']} is {started['state']}{_place_of(started)}.\n"
         f"Next:\n  fedloom run status {started['id']} --watch",
     )
+
+
+def _described(control: Control, spec: Path | None, values: dict[str, Any]) -> Any:
+    """The server's description of a run; what it refuses is in the file, if there is one."""
+    try:
+        return control.post("runs", "describe", body={"spec": values})
+    except NoServerError:
+        raise
+    except UsageError as error:
+        raise error if spec is None else UsageError(f"{spec}: {error}") from None
+
+
+def _place_of(run: dict[str, Any]) -> str:
+    place = run.get("place")
+    return f": place {place} in the queue" if place else ""
 
 
 def _values(spec: Path | None, *, evaluate: bool, flower_server: str | None) -> dict[str, Any]:
@@ -141,8 +170,7 @@ def describe(spec: Path, directory: Path) -> None:
     """
     values = _read(spec)
     control = Control(directory)
-    with within(spec):
-        found = control.post("runs", "describe", body={"spec": values})
+    found = _described(control, spec, values)
 
     def show() -> None:
         for text in found["notes"]:
@@ -155,12 +183,12 @@ def describe(spec: Path, directory: Path) -> None:
 
 
 def _show_sums(grid: dict[str, Any] | None) -> None:
-    from fedloom.strategies.exact.grid import grid_lines  # noqa: PLC0415 - it imports numpy
+    from fedloom.strategies.masking.sessions import sum_lines  # noqa: PLC0415 - it imports numpy
 
     if grid is None:
         click.echo("Sums: exact.")
         return
-    _show("Sums", grid_lines(grid))
+    _show("Sums", sum_lines(grid))
 
 
 def _show_claim(claim: dict[str, Any] | None) -> None:
@@ -188,7 +216,11 @@ def _digest_of(control: Control, text: str) -> str:
     if Path(text).is_file():
         return _upload(control, Path(text))
     if len(text) < 4 or not set(text) <= set("0123456789abcdef"):
-        raise UsageError(f"--model {text!r} is neither a file nor a digest.")
+        raise UsageError(
+            f"--model {text!r} is neither a file nor a digest. Make a first model by `fedloom "
+            "model init FILE.py:NAME --out init.safetensors`, or take a digest of `fedloom model "
+            "list`."
+        )
     return text
 
 
@@ -257,25 +289,28 @@ def _watch(control: Control, run: str) -> None:
 
 
 @run.command("list")
+@study_filter_option
 @watch_option
 @server_options
-def list_runs(watch: bool, directory: Path) -> None:
+def list_runs(study: str, *, watch: bool, directory: Path) -> None:
     """List all runs, oldest first.
 
     \b
     Examples:
       fedloom run list
+      fedloom run list --study cardio
       fedloom run list --watch --json
     """
     control = Control(directory)
     topics = ("run", "round")
-    present(control, lambda: control.get("runs"), _listing, topics, watching=watch)
+    empty = "No run matches." if study else NO_RUNS
 
+    def show(found: dict[str, Any]) -> Any:
+        from fedloom.cli.operator.run_view import listing  # noqa: PLC0415 - as above
 
-def _listing(found: dict[str, Any]) -> Any:
-    from fedloom.cli.operator.run_view import listing  # noqa: PLC0415 - as above
+        return listing(found["runs"], empty)
 
-    return listing(found["runs"])
+    present(control, lambda: control.get("runs", study=study), show, topics, watching=watch)
 
 
 @run.command()

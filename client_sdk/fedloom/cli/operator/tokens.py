@@ -29,6 +29,7 @@ def token() -> None:
 )
 @click.option("--count", type=click.IntRange(1, 10_000), help="Number of tokens with random names.")
 @click.option("--ttl", "ttl_s", type=Duration(), default="24h", show_default=True, help="Lifetime.")
+@click.option("--study", default="", metavar="NAME", help="Enrol into this study.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -37,13 +38,20 @@ def token() -> None:
 )
 @server_options
 def create(
-    clients: tuple[str, ...], count: int | None, ttl_s: float, out: Path | None, directory: Path
+    *,
+    clients: tuple[str, ...],
+    count: int | None,
+    ttl_s: float,
+    study: str,
+    out: Path | None,
+    directory: Path,
 ) -> None:
     """Create tokens. Each enrols one device; its text is shown only once.
 
     \b
     Examples:
       fedloom token create --client ward-3
+      fedloom token create --client ward-3 --study cardio
       fedloom token create --count 8 --ttl 7d --out tokens
     """
     if clients and count is not None:
@@ -52,7 +60,7 @@ def create(
     wanted: list[str | None] = list(clients) or [None] * (count or 1)
     made = []
     for client in wanted:
-        issued = control.post("tokens", body={"client": client, "ttl_s": ttl_s})
+        issued = control.post("tokens", body={"client": client, "ttl_s": ttl_s, "study": study})
         if out is not None:
             issued["file"] = _write(out, issued)
         made.append(issued)

@@ -7,7 +7,7 @@ import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.lazy import LazyGroup
-from fedloom.cli.common.options import F, scope_option, server_options
+from fedloom.cli.common.options import F, scope_option, server_options, study_option
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.operator.confirm import confirm, yes_option
 from fedloom.protocol.errors import UsageError
@@ -37,16 +37,20 @@ def _password_option(function: F) -> F:
 @click.argument("name")
 @scope_option(required=True)
 @_password_option
+@study_option
 @server_options
-def add(name: str, scope: str, password_file: Path | None, directory: Path) -> None:
+def add(
+    name: str, scope: str, password_file: Path | None, studies: tuple[str, ...], directory: Path
+) -> None:
     """Add a user; prompts for the password.
 
     \b
     Example:
       fedloom user add ann --scope operator
+      fedloom user add eve --scope viewer --study cardio
     """
     password = _password(password_file)
-    body = {"name": name, "scope": scope, "password": password}
+    body = {"name": name, "scope": scope, "password": password, "studies": list(studies) or None}
     made = Control(directory).post("users", body=body)
     output.emit_text(made, f"{made['name']} can log in with scope {made['scope']}.")
 
@@ -141,6 +145,8 @@ def remove(name: str, directory: Path) -> None:
 
 def _password(file: Path | None) -> str:
     if file is None:
+        if not sys.stdin.isatty():
+            raise UsageError("Without a terminal this needs --password-file FILE, or - for stdin.")
         return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
     if str(file) == "-":
         text = sys.stdin.read()

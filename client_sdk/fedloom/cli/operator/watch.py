@@ -18,7 +18,12 @@ from fedloom.cli.connection.event_stream import Snapshot, follow
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-MOVING = frozenset({"deadline_left_s", "seen_at", "uptime_s", "left_s"})
+MOVING = frozenset(
+    {
+        *("deadline_left_s", "gives_up_in_s", "seen_at", "uptime_s", "left_s"),
+        *("time_left_s", "time_left_range_s"),
+    }
+)
 """Fields that change continuously; their changes are ignored."""
 
 

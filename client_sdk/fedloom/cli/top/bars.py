@@ -30,6 +30,7 @@ class Glyphs:
     def phase(self, name: str) -> str:
         """The symbol of a member's phase."""
         symbols = {"training": self.here, "reported": self.good, "offered": self.idle,
+                   "ready": self.good,
                    "failed": self.bad, "refused": self.bad,
                    "late": self.warn, "lost": self.warn}  # fmt: skip
         return symbols.get(name, self.dot)

@@ -10,6 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from fedloom.cli.common import output
+from fedloom.cli.common.best import best_line, short_best
 from fedloom.cli.top import help_page, run_page
 from fedloom.cli.top.bars import LEVELS, Glyphs, bar, columns
 from fedloom.cli.top.view import View, rule
@@ -64,13 +65,16 @@ def _head(view: View, width: int) -> list[Text]:
     sign, style = LEVELS.get(now["level"], ("warn", "yellow"))
     health = Text(f" {getattr(g, sign)} {now['headline']}", style=f"bold {style}")
     busy = now["clients_online"] - now["clients_available"]
-    clients = f"{now['clients_online']} of {now['clients_enrolled']} clients online, {busy} busy "
+    fail = f", {now['clients_failing']} failing" if now["clients_failing"] else ""
+    clients = f"{now['clients_online']} of {now['clients_enrolled']} clients online, {busy} busy"
+    clients += f"{fail} "
     if health.cell_len + len(clients) + 2 > width:  # the headline has priority
         clients = f"{now['clients_online']}/{now['clients_enrolled']} online "
     lines.append(columns(health, Text(clients), width))
+    pace = f"{now['rounds_an_hour']:.4g} rounds per hour {g.dot} " if now["rounds_an_hour"] else ""
     rates = (
-        f" {now['rounds_an_hour']:.4g} rounds per hour {g.dot} in the last rounds {g.up} "
-        f"{output.size(now['bytes_up'])} {g.down} {output.size(now['bytes_down'])}"
+        f" {pace}in the last rounds {g.up} {output.size(now['bytes_up'])} "
+        f"{g.down} {output.size(now['bytes_down'])}"
     )
     lines.append(Text(rates, style="dim"))
     return lines
@@ -104,7 +108,7 @@ def _overview(view: View, width: int, room: int) -> list[Text]:
     assert facts is not None
     lines: list[Text] = []
     for alert in facts.overview["alerts"][: 3 if room > 18 else 1]:
-        lines += _alert(alert, width, g)
+        lines += _alert(alert, width, g, 3 if room > 18 else 2)
     lines += [Text(), *_runs(view, width)]
     refused = _refusals(facts.refusals, width, g, 5 if room > 30 else 3)
     if room > 24 and facts.run is not None:
@@ -115,14 +119,19 @@ def _overview(view: View, width: int, room: int) -> list[Text]:
     return [*lines, *refused]
 
 
-def _alert(alert: dict[str, Any], width: int, g: Glyphs) -> list[Text]:
+def _alert(alert: dict[str, Any], width: int, g: Glyphs, most: int) -> list[Text]:
+    """An alert and what to do, each in at most so many lines."""
     sign, style = LEVELS.get(alert["level"], ("warn", "yellow"))
-    lines = [
-        Text(f" {getattr(g, sign)} {alert['what']}", style=style),
-        Text(f"   {alert['todo']}", style="dim"),
-    ]
-    for line in lines:
-        line.truncate(width - 1, overflow="ellipsis")
+    lines = []
+    for text, mark, colour in (
+        (alert["what"], getattr(g, sign), style),
+        (alert["todo"], " ", "dim"),
+    ):
+        wrapped = textwrap.wrap(text, max(20, width - 4), max_lines=most, placeholder=" ...")
+        lines += [
+            Text(f" {mark if first == 0 else ' '} {line}", style=colour)
+            for first, line in enumerate(wrapped)
+        ]
     return lines
 
 
@@ -136,11 +145,17 @@ def _runs(view: View, width: int) -> list[Text]:
     first = max(0, min(at - MAX_RUNS + 1, len(facts.runs) - MAX_RUNS))
     shown = facts.runs[first : first + MAX_RUNS]
     name_width = min(max(*(len(run["id"]) for run in shown), 3), max(12, width - 58))
-    bar_width = max(6, min(30, width - name_width - 48))
-    head = f"   {'RUN':<{name_width}}  {'STATE':<8}  {'ROUNDS':<{bar_width + 10}}  {'LEFT':>12}"
+    best_width = max(len(short_best(run["best"])) for run in shown)
+    fits = name_width + best_width + 51 <= width
+    bar_width = max(6, min(30, width - name_width - 51 - (best_width if fits else 0)))
+    head = f"   {'RUN':<{name_width}}  {'STATE':<8}  {'ROUNDS':<{bar_width + 10}}  {'LEFT':>15}"
     chosen = facts.runs[at]
-    lines = [Text(head, style="dim")]
-    lines += [_run(run, view, name_width, bar_width, chosen=run is chosen) for run in shown]
+    lines = [Text(head + ("  BEST" if fits and best_width else ""), style="dim")]
+    for run in shown:
+        line = _run(run, view, name_width, bar_width, chosen=run is chosen)
+        lines.append(line.append(f"  {short_best(run['best'])}" if fits else "", style="not bold"))
+    if best_width and not fits and chosen["best"]:
+        lines += run_page.cut([Text(f"   {best_line(chosen['best'])}", style="dim")], width)
     if hidden := len(facts.runs) - len(shown):
         lines.append(Text(f"   {g.more} {hidden} more", style="dim"))
     return lines
@@ -157,8 +172,7 @@ def _run(run: dict[str, Any], view: View, names: int, bars: int, *, chosen: bool
     done, total = run["rounds_committed"], run["rounds_total"]
     line += bar(done / total if total else 1.0, bars, g, "green")
     line.append(f" {f'{done}/{total}':<9}", style="not bold")
-    left = output.or_dash(run["time_left_s"], output.duration)
-    line.append(f"  {left:>12}", style="not bold")
+    line.append(f"  {output.time_left(run):>15}", style="not bold")
     return line
 
 

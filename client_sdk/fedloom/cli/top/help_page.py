@@ -17,6 +17,7 @@ _KEYS = (
 _WORDS = (
     ("offered", "the client has not answered the offer yet"),
     ("training", "the client trains; with its progress if it reports one"),
+    ("ready", "masked rounds: trained, waits for its masking session or is in one"),
     ("reported", "the update was accepted"),
     ("declined", "the client declined the offer"),
     ("failed", "the training failed"),

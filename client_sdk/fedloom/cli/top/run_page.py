@@ -4,7 +4,8 @@ from typing import Any
 
 from rich.text import Text
 
-from fedloom.cli.common import output
+from fedloom.cli.common import masking, output
+from fedloom.cli.common.best import best_line
 from fedloom.cli.top.bars import Glyphs, bar, columns, sparkline
 from fedloom.cli.top.view import View, rule
 
@@ -24,12 +25,26 @@ def open_round(view: View, width: int, room: int) -> list[Text]:
     if now is None:
         why = "the run is paused" if run["state"] == "paused" else "too few clients are available"
         waiting = f" No round is open: {why}. {live.get('clients_available', 0)} clients are idle."
-        return [Text(), rule(run["id"], width, g), Text(waiting)]
+        why_paused = [Text(f" {run['reason']}", style="yellow")] if run["reason"] else []
+        return [Text(), rule(run["id"], width, g), Text(waiting), *cut(why_paused, width)]
     title = f"round {now['number']} {g.dot} {now['kind']} {g.dot} {_state(now)} {g.dot} {run['id']}"
     lines = [Text(), rule(title, width, g), _updates(now, width, g)]
     if deadline := _deadline(now, run, view, width):
         lines.append(deadline)
+    lines += cut([Text(f" {output.failure(each)}", style="red") for each in _failures(now)], width)
     return lines + _members(now, width, max(0, room - len(lines)), view)
+
+
+def _failures(now: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = now.get("failures") or []
+    return found[:2]
+
+
+def cut(lines: list[Text], width: int) -> list[Text]:
+    """Lines that fit the width."""
+    for line in lines:
+        line.truncate(width - 1, overflow="ellipsis")
+    return lines
 
 
 def _state(now: dict[str, Any]) -> str:
@@ -37,13 +52,17 @@ def _state(now: dict[str, Any]) -> str:
         return f"{now['state']}, paused"
     if now["state"] == "selecting":
         return f"selecting, waits for {now['goal']} clients ({now['available']} available)"
-    return str(now["state"])
+    return masking.phase(now)
 
 
 def _updates(now: dict[str, Any], width: int, g: Glyphs) -> Text:
+    if told := masking.sent(now):
+        line = Text().append(" masking  ", style="dim")
+        share = now["masking"]["sent"] / now["masking"]["asked"]
+        return line + bar(share, _bar_width(width), g, "cyan") + Text(f" {told}")
     accepted, goal, quorum = now["accepted"], now["goal"], now["quorum"]
     text = f" {accepted} of {goal}, quorum {quorum}{' reached' if accepted >= quorum else ''}"
-    line = Text().append(" updates  ", style="dim")
+    line = Text().append(f" {masking.updates(now):<8} ", style="dim")
     style = "green" if accepted >= quorum else "yellow"
     mark = None if quorum >= goal else quorum / goal
     line += bar(accepted / goal, _bar_width(width), g, style, mark)
@@ -54,6 +73,8 @@ def _deadline(now: dict[str, Any], run: dict[str, Any], view: View, width: int) 
     left_s = now["deadline_left_s"]
     if left_s is None:
         return None
+    if now.get("gives_up_in_s") is not None:
+        return Text(" The quorum is out of reach: the round ends in a moment.", style="red")
     assert view.facts is not None
     if not now["paused"]:
         left_s -= max(0.0, view.now - view.facts.at)
@@ -135,6 +156,10 @@ def _facts(run: dict[str, Any], g: Glyphs) -> list[Text]:
     lines = [Text(text)]
     if run["reason"]:
         lines.append(Text(f" {run['reason']}", style="yellow"))
+    if run.get("masking"):
+        lines.append(Text(f" masked: {run['masking']['words']}"))
+    if run["best"] is not None:
+        lines.append(Text(f" {best_line(run['best'])}"))
     costs = [r["privacy"]["epsilon"] for r in run["rounds"] if r["privacy"]]
     if run["privacy"]:
         spent = (

@@ -21,6 +21,7 @@ import grpc
 
 from fedloom.client.agent import trim_memory
 from fedloom.client.agent.condition_watch import ConditionWatch
+from fedloom.client.agent.device_reports import DeviceReporter
 from fedloom.client.agent.task_queue import TaskQueue
 from fedloom.client.agent.task_runner import TaskRunner
 from fedloom.client.agent.training_process import Program, TrainingProcess
@@ -85,6 +86,8 @@ class Agent:
         self._connection = Connection(config, self._store)
         chunks = Chunks(config.chunk_bytes)
         conditions = ConditionGate(config.conditions)
+        policy = PolicyFile(config.policy)
+        self._device = DeviceReporter(policy, self._connection, self._store.journal)
         tracer = tracing.tracer(config.tracing.endpoint, "fedloom-client")
         self._runner = (
             TrainingProcess(client, self._store, config.budgets, config.interruptions)
@@ -98,7 +101,7 @@ class Agent:
             self._store,
             chunks,
             gates=[conditions, budget, *gates],
-            rules=PolicyGate(PolicyFile(config.policy), config.state_dir),
+            rules=PolicyGate(policy, config.state_dir),
             watch=ConditionWatch.of(conditions, config.conditions),
             interruptions=config.interruptions,
             budgets=config.budgets,
@@ -208,13 +211,16 @@ class Agent:
                 if self._config.plaintext
                 else self._renewal.when_due(channel, stream)
             )
-            trimming: asyncio.Task[None] | None = None
+            beside: list[asyncio.Task[None]] = []
             try:
                 await self._renewal.learn_key(channel)
                 await self._connection.greet(stream)
                 self._away = False
                 self._health.attends()
-                trimming = asyncio.ensure_future(self._trim_memory())
+                self._tasks.reconnected()
+                every_s = self._connection.device_every_s
+                beside.append(asyncio.ensure_future(self._trim_memory()))
+                beside.append(asyncio.ensure_future(self._device.send_all(every_s)))
                 await self._listen(stream)
             except UnreadableError as error:
                 self._store.journal.note("refused", f"{error}", server=self._config.server)
@@ -230,8 +236,8 @@ class Agent:
                 # Only the stream was cancelled: reconnect with the new certificate.
             finally:
                 renewal.cancel()
-                if trimming is not None:
-                    trimming.cancel()
+                for task in beside:
+                    task.cancel()
 
     async def _trim_memory(self) -> None:
         """Return memory to the system when idle: after the start, and after each task."""
@@ -254,6 +260,8 @@ class Agent:
                     await self._tasks.asked(signed.task, signed, message.traceparent)
                 case "withdraw":
                     self._tasks.withdrawn(message.withdraw)
+                case "masking":
+                    self._tasks.masking_step(message.masking)
                 case _:
                     log.debug("ignored a message of an unknown kind")
         raise await transfer.failure(stream, self._config.server)

@@ -6,14 +6,24 @@ is sent until the server has it or withdraws the task.
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from fedloom.client.agent.condition_watch import ConditionLost, ConditionWatch
 from fedloom.client.agent.downloads import ModelDownloads
+from fedloom.client.agent.masked_tasks import MaskedTaskError, MaskedWork
 from fedloom.client.agent.task_run import OutOfTimeError, checkpoints_of, task_from_message
-from fedloom.client.agent.task_runner import TaskOrder, TaskRunner, TrainingProcessError, reasons
+from fedloom.client.agent.task_runner import (
+    CodeError,
+    TaskOrder,
+    TaskRunner,
+    TrainingProcessError,
+    located,
+    reasons,
+)
 from fedloom.client.api import Task
 from fedloom.client.budgets import Budgets, Pace
 from fedloom.client.gates import Able, Gate, Objection, first_objection
@@ -82,7 +92,8 @@ class TaskQueue:
         self._store = store
         self._chunks = chunks
         self._rules = rules or PolicyGate(PolicyFile(None), store.directory)
-        self._gates: tuple[Gate, ...] = (Able(runner), self._rules, *gates)
+        self._masked = MaskedWork(connection, store, self._rules.policy, self._upload_masked)
+        self._gates: tuple[Gate, ...] = (Able(runner), self._rules, self._masked, *gates)
         self._watch = watch or ConditionWatch()
         self._interruptions = interruptions or Interruptions()
         self._budgets = budgets or Budgets()
@@ -97,6 +108,7 @@ class TaskQueue:
         self._up = Pace(self._budgets.upload_mbit_s)
         self._work: dict[TaskId, asyncio.Task[None]] = {}
         self._tasks: dict[TaskId, Task] = {}
+        self._tries: dict[TaskId, int] = {}
         self._turn = asyncio.Lock()
         self.idle, self.busy = asyncio.Event(), asyncio.Event()
         self.idle.set()
@@ -153,6 +165,13 @@ class TaskQueue:
 
     async def _offered(self, offer: fleet_pb2.Task) -> None:
         key = (offer.key.run, offer.key.round)
+        if self._is_running(key) and offer.masking.attempt > self._tries[key]:
+            await self._masked.settled(key)
+            if self._masked.body_left(key):
+                why = "the masked update of an earlier try has left, and its session is not closed."
+                await self._decline(offer.key, Objection(why))
+                return
+            self._cancel(key)
         if not self._is_running(key):
             check_offer(offer)
             try:
@@ -166,12 +185,16 @@ class TaskQueue:
             checkpoints = checkpoints_of(offer, self._store, self._budgets, self._interruptions)
             task = replace(task, checkpoints=checkpoints)
             self._tasks[key] = task
-            work = asyncio.ensure_future(self._traced(offer, task))
-            self._work[key] = work
-            self.idle.clear()
-            self.busy.set()
-            work.add_done_callback(lambda _: self._forget(key))
+            self._tries[key] = offer.masking.attempt
+            self._start(key, self._traced(offer, task))
         await self._reply(offer.key)
+
+    def _start(self, key: TaskId, coroutine: Coroutine[Any, Any, None]) -> None:
+        work = asyncio.ensure_future(coroutine)
+        self._work[key] = work
+        self.idle.clear()
+        self.busy.set()
+        work.add_done_callback(lambda _: self._forget(key))
 
     def _is_running(self, key: TaskId) -> bool:
         return key in self._tasks and not self._tasks[key].dropped
@@ -209,6 +232,7 @@ class TaskQueue:
     def _forget(self, key: TaskId) -> None:
         self._work.pop(key, None)
         self._tasks.pop(key, None)
+        self._tries.pop(key, None)
         if not self._work:
             self.busy.clear()
             self.idle.set()
@@ -221,10 +245,53 @@ class TaskQueue:
             return
         why = printable(withdraw.reason)
         log.info("round %d of %s was withdrawn: %s", key[1], key[0], why)
+        if self._masked.body_left(key):
+            self._note(
+                "withdrawn",
+                key,
+                f"The server withdrew {_of(key)}: {why} Its masked update has begun to leave, so "
+                "the session goes on.",
+            )
+            return
         if key in self._work:
             self._note("withdrawn", key, f"The server withdrew {_of(key)}: {why}")
         self._cancel(key)
         self._drop(key)
+
+    def masking_step(self, step: fleet_pb2.MaskingStep) -> None:
+        """Take a step of a masking session; without one, finish an upload at most."""
+        key = (step.task.run, step.task.round)
+        if not is_run(key[0]):
+            self._refused(step.task, "a masking step whose run id is malformed")
+        elif self._masked.take(step):
+            return
+        elif step.HasField("shares") and key not in self._work and self._connection.trust:
+            self._start(key, self._finish_upload(key, step))
+        else:
+            self._no_session(step)
+
+    def _no_session(self, step: fleet_pb2.MaskingStep) -> None:
+        what = step.WhichOneof("kind") or "an unknown step"
+        self._refused(
+            step.task,
+            f"{what} of a masking session that this process has no secrets of: it has left it, or "
+            "was restarted, and signs and reveals nothing.",
+        )
+
+    async def _finish_upload(self, key: TaskId, step: fleet_pb2.MaskingStep) -> None:
+        """Send the rest of a masked body that was on its way before a restart."""
+        try:
+            if not await self._masked.tasks.finish_upload(step):
+                self._no_session(step)
+                return
+            self._note("accepted", key, f"The server has the masked update of {_of(key)}.")
+        except FedloomError as error:
+            self._note("rejected", key, f"The server rejected the update of {_of(key)}: {error}")
+        self._drop(key)
+
+    def reconnected(self) -> None:
+        """Repeat what may have been lost with the former connection."""
+        self._masked.reconnected()
 
     def _drop(self, key: TaskId) -> None:
         """Remove the files of a finished round; a disk error leaves them."""
@@ -239,6 +306,8 @@ class TaskQueue:
         # Only once: a second cancel would end the wait for the training, not the training.
         if key in self._tasks and not self._tasks[key].dropped:
             self._tasks[key].stop()
+            self._work[key].cancel()
+        elif key in self._work and key not in self._tasks:  # an upload after a restart
             self._work[key].cancel()
 
     async def stop(self) -> None:
@@ -259,6 +328,9 @@ class TaskQueue:
         try:
             header = await self._watch.over(self._update(offer, task))
             policy = await asyncio.to_thread(self._check_leaving, offer, header)
+            if offer.HasField("masking"):
+                await self._send_masked(offer, header, policy)
+                return
             self._account(header, offer, policy)
             with self._tracer.span("upload", bytes=header.size_bytes):
                 await self._connection.persist(lambda: self._upload(header))
@@ -274,14 +346,15 @@ class TaskQueue:
             self._note("rejected", key, f"The server rejected the result of {_of(key)}: {why}")
             self._drop(key)
             self._rules.answered(offer)
-        except PolicyError as error:
+        except (PolicyError, MaskedTaskError) as error:
             log.warning("round %d of %s: nothing was sent: %s", task.round, task.run, error)
-            self._note("declined", key, f"Sent nothing for {_of(key)}: {error}")
+            kind = error.kind if isinstance(error, MaskedTaskError) else "policy"
+            self._note("declined", key, printable(f"Sent nothing for {_of(key)}: {error}", 1000))
             self._drop(key)
-            await self._failed(offer.key, f"{error}")
+            await self._failed(offer, kind, f"{error}")
         except UnfitError as error:
             self._refused(offer.key, f"the model for {_of(key)}: {error}")
-            await self._failed(offer.key, f"refused by the device: {error}")
+            await self._failed(offer, "model", f"refused by the device: {error}")
         except OutOfTimeError as late:
             await self._decline(offer.key, Objection(str(late)))
         except ConditionLost as lost:
@@ -289,22 +362,37 @@ class TaskQueue:
         except asyncio.CancelledError:
             self._store.remove_unfinished(*key)
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the author's code; it is logged
             self._store.remove_unfinished(*key)
-            if isinstance(error, TrainingProcessError):
-                log.error("round %d of %s: %s", task.round, task.run, error)  # noqa: TRY400 - the traceback is the agent's
-            else:
-                log.exception("round %d of %s: the client's code failed", task.round, task.run)
             span.end(type(error).__name__)
-            short, full = reasons(error)
-            reason = full if self._sends_error_messages() else short
-            sent = "this" if reason == full else reason
-            text = f"The training of {_of(key)} failed: {full} (reported to the server: {sent})"
-            self._note("failed", key, printable(text))
-            await self._failed(offer.key, reason)
+            await self._training_failed(offer, task, error)
 
-    async def _failed(self, key: fleet_pb2.TaskKey, reason: str) -> None:
-        failed = fleet_pb2.TaskFailed(task=key, reason=printable(reason, 500))
+    async def _send_masked(
+        self, offer: fleet_pb2.Task, header: fleet_pb2.UpdateHeader, policy: Policy
+    ) -> None:
+        event, text, again = await self._masked.send(offer, header, policy)
+        key = (offer.key.run, offer.key.round)
+        log.info("%s", text)
+        self._note(event, key, text)
+        if not again:
+            self._drop(key)
+        self._rules.answered(offer)
+
+    async def _training_failed(self, offer: fleet_pb2.Task, task: Task, error: Exception) -> None:
+        _log_failure(task, error)
+        key = (task.run, task.round)
+        short, full = reasons(error)
+        reason = full if self._sends_error_messages() else short
+        reason = "training" if offer.HasField("masking") else reason
+        sent = "this" if reason == full else reason
+        text = f"The training of {_of(key)} failed: {full} (reported to the server: {sent})"
+        self._note("failed", key, printable(text))
+        await self._failed(offer, "training", reason)
+
+    async def _failed(self, offer: fleet_pb2.Task, kind: str, reason: str) -> None:
+        """Tell the server why a task failed; of a masked one, the kind alone."""
+        said = kind if offer.HasField("masking") else printable(reason, 500)
+        failed = fleet_pb2.TaskFailed(task=offer.key, reason=said)
         await self._connection.send(fleet_pb2.ClientMessage(task_failed=failed))
 
     def _sends_error_messages(self) -> bool:
@@ -319,6 +407,10 @@ class TaskQueue:
             policy = self._rules.policy.current()
         except UsageError as error:
             raise PolicyError("the device's policy cannot be read, so nothing is sent.") from error
+        if not offer.HasField("masking"):  # one of this run may have been masked meanwhile
+            objection = self._masked.objection(offer)
+            if objection is not None:
+                raise PolicyError(objection)
         body = self._store.body_path(header.task.run, header.task.round)
         check_leaving(policy, offer, header, body)
         return policy
@@ -339,13 +431,17 @@ class TaskQueue:
 
     async def _update(self, offer: fleet_pb2.Task, task: Task) -> fleet_pb2.UpdateHeader:
         """The update for a task: one finished before a restart, or a new one."""
-        unsent = await asyncio.to_thread(self._store.unsent, offer)
+        masked = offer.HasField("masking")
+        stored = self._masked.tasks if masked else self._store
+        unsent = await asyncio.to_thread(stored.unsent, offer)
         if unsent is not None:
             log.info("round %d of %s: sending the update made before", task.round, task.run)
             return unsent
         async with self._turn:  # a withdrawn task's code may still be running
             self._store.remove_other_rounds(self._work)
             await self._downloads.obtain(offer)
+            if masked:
+                await self._masked.begin(offer)
             policy = self._rules.policy.current()
             order = TaskOrder(offer, task, self._connection.name, policy)
             with self._reporting(offer, task, policy), self._tracer.span("train"):
@@ -355,7 +451,8 @@ class TaskQueue:
     def _reporting(self, offer: fleet_pb2.Task, task: Task, policy: Policy) -> Iterator[None]:
         """Send the training's progress to the server while it runs and the connection is up."""
         loop = asyncio.get_running_loop()
-        private = offer.HasField("privacy") or not policy.metrics
+        hidden = offer.HasField("privacy") or offer.HasField("masking")
+        private = hidden or not policy.metrics
 
         def send(note: TrainingProgress) -> None:
             if task.should_stop() or not self._connection.connected.is_set():
@@ -376,13 +473,28 @@ class TaskQueue:
         with task.reporting(heard):
             yield
 
-    async def _upload(self, header: fleet_pb2.UpdateHeader) -> None:
+    async def _upload_masked(self, header: fleet_pb2.UpdateHeader, body: Path) -> None:
+        with self._tracer.span("upload", bytes=header.size_bytes):
+            await self._connection.persist(lambda: self._upload(header, body))
+
+    async def _upload(self, header: fleet_pb2.UpdateHeader, body: Path | None = None) -> None:
         here = self._connection
         async with here.channel_for(header.size_bytes) as channel:
             await transfer.upload(
                 channel, header, self._store, here.server, here.metadata + tracing.metadata(),
-                chunks=self._chunks, pace=self._up,
+                body=body, chunks=self._chunks, pace=self._up,
             )  # fmt: skip
+
+
+def _log_failure(task: Task, error: Exception) -> None:
+    """Log why training code failed, with its line and its own part of the traceback."""
+    if isinstance(error, TrainingProcessError):
+        log.error("round %d of %s: %s", task.round, task.run, error)
+        return
+    if isinstance(error, CodeError):  # its note has the traceback of the code
+        error.with_traceback(None)
+    failed = "round %d of %s: the client's code failed: %s"
+    log.error(failed, task.round, task.run, located(error), exc_info=error)
 
 
 def _of(key: TaskId) -> str:

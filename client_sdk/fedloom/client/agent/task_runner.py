@@ -10,6 +10,7 @@ from fedloom.client.api import Task
 from fedloom.client.gates import Objection
 from fedloom.client.owner.policy import Policy
 from fedloom.protocol.errors import printable
+from fedloom.protocol.user_code import place
 from fedloom.protocol.v1 import fleet_pb2
 
 
@@ -76,11 +77,12 @@ class CodeError(Exception):
     Attributes:
         name: of the exception's class.
         text: its message.
+        place: the line of the code; see `user_code.place`.
     """
 
-    def __init__(self, name: str, text: str) -> None:
+    def __init__(self, name: str, text: str, place: str = "") -> None:
         super().__init__(f"{name}: {text}")
-        self.name, self.text = name, text
+        self.name, self.text, self.place = name, text, place
 
 
 class TrainingProcessError(Exception):
@@ -103,6 +105,13 @@ def reasons(error: Exception) -> tuple[str, str]:
         return error.name, str(error)
     name = type(error).__name__
     return name, f"{name}: {words(error)}"
+
+
+def located(error: Exception) -> str:
+    """Why a task failed, in full, after the line of the author's code; for this device only."""
+    where = error.place if isinstance(error, CodeError) else place(error)
+    _, full = reasons(error)
+    return f"{where}: {full}" if where else full
 
 
 def as_exception(error: BaseException) -> Exception:

@@ -31,7 +31,8 @@ from fedloom.client.api import Client, Metrics, Params, Task, Trained
 from fedloom.client.owner.policy import PolicyError
 from fedloom.client.state.store import ClientStore
 from fedloom.client.training.progress import TrainingProgress
-from fedloom.protocol.errors import UsageError
+from fedloom.protocol.errors import UnavailableError, UsageError
+from fedloom.protocol.user_code import place
 from fedloom.protocol.v1 import fleet_pb2
 
 _PR_SET_PDEATHSIG = 1
@@ -52,13 +53,7 @@ def serve(load: Callable[[], Client]) -> None:
     try:
         client = load()
     except BaseException as error:  # noqa: BLE001 - reported, whatever it is
-        failed = as_exception(error)
-        usage = isinstance(failed, UsageError)
-        if not usage:
-            traceback.print_exception(error)
-        text = str(failed) if usage else f"{type(failed).__name__}: {words(failed)}"
-        kind = "usage" if usage else "code"
-        pipes.send(frames.pack_fields(Frame.UNUSABLE, kind=kind, text=text))
+        pipes.send(frames.pack_fields(Frame.UNUSABLE, **_why_unusable(error)))
         return
     _Tasks(client, pipes).run()
 
@@ -199,6 +194,16 @@ class _Tasks:
         self._pipes.send(frames.pack_fields(Frame.PROGRESS, fraction=note.fraction, loss=note.loss))
 
 
+def _why_unusable(error: BaseException) -> dict[str, str]:
+    kinds = {UsageError: "usage", UnavailableError: "unavailable"}
+    kind = next((kind for c, kind in kinds.items() if isinstance(error, c)), "code")
+    if kind == "code" or os.environ.get("FEDLOOM_TRACEBACK"):
+        traceback.print_exception(error)
+    failed = as_exception(error)
+    text = str(failed) if kind != "code" else f"{type(failed).__name__}: {words(failed)}"
+    return {"kind": kind, "text": text}
+
+
 def _described(error: BaseException) -> dict[str, str]:
     failed = as_exception(error)
     kinds = {PolicyError: "policy", OutOfTimeError: "time", StoppedError: "stopped"}
@@ -208,6 +213,7 @@ def _described(error: BaseException) -> dict[str, str]:
         "kind": kind,
         "name": type(failed).__name__,
         "text": str(failed) if kind != "code" else words(failed),
+        "place": place(error),
         "trace": "\n".join(trace),
     }
 

@@ -37,7 +37,7 @@ from fedloom.client.owner.policy import PolicyError
 from fedloom.client.state.store import ClientStore
 from fedloom.client.training.checkpoints import Interruptions
 from fedloom.client.training.progress import TrainingProgress
-from fedloom.protocol.errors import FedloomError, IntegrityError, UsageError
+from fedloom.protocol.errors import FedloomError, IntegrityError, UnavailableError, UsageError
 from fedloom.protocol.v1 import fleet_pb2
 
 log = logging.getLogger(__name__)
@@ -443,8 +443,10 @@ def _ending(code: int) -> str:
 
 def _unusable(said: dict[str, str]) -> Exception:
     """Why training code could not be loaded, as the error that loading it here would raise."""
-    text = f"The client's code cannot be loaded: {said['text']}"
-    return UsageError(said["text"]) if said["kind"] == "usage" else FedloomError(text)
+    kinds: dict[str, type[FedloomError]] = {"usage": UsageError, "unavailable": UnavailableError}
+    if said["kind"] in kinds:
+        return kinds[said["kind"]](said["text"])
+    return FedloomError(f"The client's code cannot be loaded: {said['text']}")
 
 
 def _failure(said: dict[str, str]) -> Exception:
@@ -456,6 +458,6 @@ def _failure(said: dict[str, str]) -> Exception:
         case "stopped":
             return StoppedError(said["text"])
         case _:
-            error = CodeError(said["name"], said["text"])
+            error = CodeError(said["name"], said["text"], said["place"])
             error.add_note(said["trace"])
             return error

@@ -62,9 +62,9 @@ def load(root: Path = ROOT) -> float:
 
 def idle_cpu(root: Path = ROOT, sample_s: float = SAMPLE_S) -> float:
     """Percent of the processors' time that no other process used, over a sample."""
-    before, own = _ticks(root), _own_ticks()
+    before, own = ticks(root), _own_ticks()
     time.sleep(sample_s)
-    after, own_after = _ticks(root), _own_ticks()
+    after, own_after = ticks(root), _own_ticks()
     # A training process that ended meanwhile has no second reading.
     used = sum(ticks - own.get(pid, 0) for pid, ticks in own_after.items())
     return idle_between(before, after, used)
@@ -85,22 +85,36 @@ def idle_between(before: Sequence[int], after: Sequence[int], own: float) -> flo
     return round(100 * min(1.0, idle / sum(spent)), 1)
 
 
-def _ticks(root: Path) -> list[int]:
+def ticks(root: Path = ROOT) -> list[int]:
+    """Processor times since the start: user nice system idle iowait irq softirq steal."""
     path = root / "proc/stat"
     line = _text(path).splitlines()[:1]
     words = line[0].split() if line else []
     try:
-        ticks = [int(word) for word in words[1:9]]  # guests are in user already
+        found = [int(word) for word in words[1:9]]  # guests are in user already
     except ValueError:
-        ticks = []
-    if len(ticks) != 8 or words[0] != "cpu":
+        found = []
+    if len(found) != 8 or words[0] != "cpu":
         raise Unreadable(f"{path} has no processor times")
-    return ticks
+    return found
 
 
 def _own_ticks() -> dict[int, int]:
     """By process: of this one and of all that it started, such as the training process."""
     return process_tree.processor_ticks(process_tree.tree(os.getpid()))
+
+
+def memory(root: Path = ROOT) -> tuple[int, int]:
+    """Used and total memory, bytes; what can be freed without swapping is not used."""
+    path = root / "proc/meminfo"
+    found = dict(line.partition(":")[::2] for line in _text(path).splitlines())
+    try:
+        total, free = (1024 * int(found[n].split()[0]) for n in ("MemTotal", "MemAvailable"))
+    except (KeyError, ValueError, IndexError):
+        raise Unreadable(f"{path} has no total and available memory") from None
+    if not 0 <= free <= total or not total:
+        raise Unreadable(f"{path} has {free} of {total} bytes available")
+    return total - free, total
 
 
 def temperature(root: Path = ROOT) -> float:

@@ -10,6 +10,7 @@ accept one as their data. `ExampleStore` stores examples that arrive over time. 
 no large library except numpy.
 """
 
+from fedloom.client.data.columns import from_table
 from fedloom.client.data.database import from_sqlite
 from fedloom.client.data.files import from_npy, from_npz
 from fedloom.client.data.shard import Arrays, Batch, Items, Shard, Subset, as_shard
@@ -30,4 +31,5 @@ __all__ = [
     "from_npz",
     "from_parquet",
     "from_sqlite",
+    "from_table",
 ]

@@ -31,7 +31,7 @@ def from_npy(x: str | Path, y: str | Path, **settings: Any) -> Arrays:
     Raises:
         UsageError: a file is missing or is not an array, or the lengths differ.
     """
-    return _arrays(_mapped(Path(x)), _mapped(Path(y)), f"{x} and {y}", settings)
+    return _arrays(map_npy(Path(x)), map_npy(Path(y)), f"{x} and {y}", settings)
 
 
 def from_npz(path: str | Path, *, x: str = "x", y: str = "y", **settings: Any) -> Arrays:
@@ -48,7 +48,7 @@ def from_npz(path: str | Path, *, x: str = "x", y: str = "y", **settings: Any) -
     """
     try:
         with zipfile.ZipFile(Path(path).expanduser()) as archive:
-            found = [_member(archive, name, Path(path)) for name in (x, y)]
+            found = [map_npz(archive, name, Path(path)) for name in (x, y)]
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
         raise UsageError(
             f"Expected a .npz file at {path}, got: {error}. Write it with numpy.savez(file, x=…, "
@@ -64,7 +64,12 @@ def _arrays(x: NDArray[Any], y: NDArray[Any], where: str, settings: dict[str, An
         raise UsageError(f"{where}: {error}") from None
 
 
-def _mapped(path: Path) -> NDArray[Any]:
+def map_npy(path: Path) -> NDArray[Any]:
+    """The array of a `.npy` file, mapped.
+
+    Raises:
+        UsageError: it is missing or is not an array.
+    """
     try:
         found = np.load(path.expanduser(), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -76,8 +81,13 @@ def _mapped(path: Path) -> NDArray[Any]:
     return found
 
 
-def _member(archive: zipfile.ZipFile, name: str, path: Path) -> NDArray[Any]:
-    """An array of an archive, mapped if it is not compressed."""
+def map_npz(archive: zipfile.ZipFile, name: str, path: Path) -> NDArray[Any]:
+    """An array of an archive, mapped if it is not compressed.
+
+    Raises:
+        UsageError: it is missing or is not of numbers.
+        ValueError: it is damaged.
+    """
     held = {Path(info.filename).stem: info for info in archive.infolist()}
     if name not in held:
         raise UsageError(

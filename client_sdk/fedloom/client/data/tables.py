@@ -1,14 +1,15 @@
 """Examples in tables: CSV and Parquet files, one or a folder of them, with a column of targets.
 
 Invariants: files of a folder are read in the order of their names; inputs are in the order of
-`features`, or of the first file's columns. Errors name the file, row and column; rows count from 1,
-without the header line.
+`features`, or of the first file's columns. Errors name the file, the column, and the row: of a CSV
+file the line as an editor shows it, of other tables the row from 1.
 
 Legend: N rows.
 """
 
 import csv
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,6 +23,8 @@ from fedloom.strategies.setting_checks import hint
 
 Columns: TypeAlias = dict[str, NDArray[Any]]
 """Name → cells, [N]: text, numbers or objects."""
+PlaceOf: TypeAlias = Callable[[int], str]
+"""Says where a row is, in words; rows count from 0."""
 
 
 def from_csv(
@@ -51,7 +54,7 @@ def from_csv(
     Raises:
         UsageError: a file or column is missing, or a cell is not valid.
     """
-    blocks = ((str(file), read_csv(file, separator)) for file in _files(path, "csv"))
+    blocks = ((str(file), read_csv(file, separator)) for file in files_of(path, "csv"))
     return shard_of(
         blocks, label=label, features=features, classes=classes, dtype=dtype, mean=mean, scale=scale
     )
@@ -68,7 +71,7 @@ def from_parquet(
     scale: Any = 1.0,
 ) -> Arrays:
     """Read a Parquet file, or every `*.parquet` of a folder; needs pyarrow. As `from_csv`."""
-    files = _files(path, "parquet")
+    files = files_of(path, "parquet")
     wanted = None if features is None else [*features, label]
     blocks = ((str(file), read_parquet(file, wanted)) for file in files)
     return shard_of(
@@ -100,9 +103,9 @@ def shard_of(
                 raise UsageError(f"Expected a column {name!r} in {where}. {hint(name, columns)}")
         x = np.empty((len(columns[label]), len(features)), dtype)
         for place, name in enumerate(features):
-            x[:, place] = numbers(columns[name], name, where, dtype)
+            x[:, place] = numbers(columns[name], name, where, dtype, place_of(columns))
         xs.append(x)
-        ys.append(targets(columns[label], label, where))
+        ys.append(targets(columns[label], label, where, place_of(columns)))
     if not sum(map(len, ys)) or not features:
         raise UsageError(
             f"Expected rows with a column of inputs in {where}, got {sum(map(len, ys))} rows and "
@@ -118,34 +121,63 @@ def shard_of(
     )
 
 
-def _numbering(classes: Sequence[Any] | None) -> Callable[[NDArray[Any], str, str], NDArray[Any]]:
+class Lines(dict[str, NDArray[Any]]):
+    """The columns of a text file, with the line of each row.
+
+    Attributes:
+        lines: numbers of lines from 1.
+    """
+
+    lines: Sequence[int] = ()
+
+
+def place_of(columns: Columns) -> PlaceOf:
+    """Says where a row of these columns is: `line 7` of a text file, or `row 6`."""
+    if isinstance(columns, Lines):
+        lines = columns.lines
+        return lambda row: f"line {lines[row]}"
+    return _row
+
+
+def _row(row: int) -> str:
+    return f"row {row + 1}"
+
+
+def _numbering(
+    classes: Sequence[Any] | None,
+) -> Callable[[NDArray[Any], str, str, PlaceOf], NDArray[Any]]:
     if classes is None:
-        return numbers
+        return lambda cells, name, where, place: numbers(cells, name, where, place=place)
     known = {str(value): number for number, value in enumerate(classes)}
     if len(known) != len(classes) or len(known) < 2:
         raise UsageError(f"Expected two or more different classes, got {list(classes)}.")
 
-    def numbered(cells: NDArray[Any], name: str, where: str) -> NDArray[Any]:
+    def numbered(cells: NDArray[Any], name: str, where: str, place: PlaceOf) -> NDArray[Any]:
         found = [known.get(str(cell), -1) for cell in cells.tolist()]
         if -1 in found:
             row = found.index(-1)
             raise UsageError(
                 f"Expected a class of {', '.join(list(known)[:8])} in column {name!r} of {where}, "
-                f"got {_shown(cells[row])} in row {row + 1}."
+                f"got {_shown(cells[row])} in {place(row)}."
             )
         return np.array(found, np.int64)
 
     return numbered
 
 
-def _files(path: str | Path, kind: str) -> list[Path]:
+def files_of(path: str | Path, kind: str) -> list[Path]:
     """A file, or the files of a kind in a folder, at least one."""
     path = Path(path).expanduser()
     if not path.is_dir():
         return [path]
-    if not (found := sorted(path.glob(f"*.{kind}"))):
+    if not (found := visible(path, kind)):
         raise UsageError(f"Expected *.{kind} files in {path}, got none.")
     return found
+
+
+def visible(folder: Path, kind: str) -> list[Path]:
+    """The files of a kind in a folder, by name, without hidden ones such as `._a.csv` of macOS."""
+    return sorted(file for file in folder.glob(f"*.{kind}") if not file.name.startswith("."))
 
 
 def read_csv(file: str | Path, separator: str = ",") -> Columns:
@@ -174,6 +206,33 @@ def read_parquet(file: str | Path, columns: Sequence[str] | None = None) -> Colu
     Raises:
         UsageError: pyarrow is not installed, or the file cannot be read.
     """
+    with _parquet(file) as opened:
+        return _cells(opened.read(columns=_held(opened, columns)))
+
+
+def iter_parquet(
+    file: str | Path, columns: Sequence[str] | None = None, rows: int = 16_384
+) -> Iterator[Columns]:
+    """Read a Parquet file, some rows at a time; needs pyarrow.
+
+    Args:
+        file: to read.
+        columns: to read, except those that the file lacks; None for all.
+        rows: of a piece, at most; the first piece has none.
+
+    Raises:
+        UsageError: pyarrow is not installed, or the file cannot be read.
+    """
+    with _parquet(file) as opened:
+        wanted = _held(opened, columns)
+        empty = opened.schema_arrow.empty_table()
+        yield _cells(empty if wanted is None else empty.select(wanted))
+        for batch in opened.iter_batches(batch_size=rows, columns=wanted):
+            yield _cells(batch)
+
+
+@contextmanager
+def _parquet(file: str | Path) -> Iterator[Any]:
     try:
         # By name: an optional library without types.
         parquet = import_module("pyarrow.parquet")
@@ -181,15 +240,31 @@ def read_parquet(file: str | Path, columns: Sequence[str] | None = None) -> Colu
         raise UsageError(
             "Reading Parquet files needs pyarrow, which is not installed: pip install pyarrow"
         ) from error
-    path = Path(file).expanduser()
     try:
-        with parquet.ParquetFile(path) as opened:
-            held = opened.schema_arrow.names
-            wanted = None if columns is None else [name for name in columns if name in held]
-            table = opened.read(columns=wanted)
+        with parquet.ParquetFile(Path(file).expanduser(), pre_buffer=False) as opened:
+            names = opened.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise UsageError(f"Expected different names of columns in {file}, got {names}.")
+            yield opened
     except (OSError, ValueError) as error:
         raise UsageError(f"Expected a Parquet file at {file}, got: {error}.") from error
-    return {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
+
+
+def _held(opened: Any, columns: Sequence[str] | None) -> list[str] | None:
+    names = opened.schema_arrow.names
+    return None if columns is None else [name for name in columns if name in names]
+
+
+def _cells(table: Any) -> Columns:
+    return {name: _column(table.column(name)) for name in table.schema.names}
+
+
+def _column(cells: Any) -> NDArray[Any]:
+    if import_module("pyarrow.types").is_dictionary(cells.type):
+        # Of several chunks, pyarrow makes a missing cell the first category.
+        cells = cells.cast(cells.type.value_type)
+    found: NDArray[Any] = cells.to_numpy(zero_copy_only=False)
+    return found
 
 
 def _columns(rows: Any, file: str | Path) -> Columns:
@@ -197,6 +272,7 @@ def _columns(rows: Any, file: str | Path) -> Columns:
     if not names or len(set(names)) != len(names):
         raise UsageError(f"Expected different names of columns in the first line of {file}.")
     cells: list[list[str]] = []
+    lines: list[int] = []
     for row in rows:
         if row and len(row) != len(names):
             raise UsageError(
@@ -204,14 +280,20 @@ def _columns(rows: Any, file: str | Path) -> Columns:
             )
         if row:
             cells.append(row)
-    return {
-        name: np.array(column, dtype=np.str_)
-        for name, column in zip(names, zip(*cells, strict=True), strict=False)
-    } or {name: np.array([], np.str_) for name in names}
+            lines.append(rows.line_num)
+    columns = Lines(
+        {
+            name: np.array(column, dtype=np.str_)
+            for name, column in zip(names, zip(*cells, strict=True), strict=False)
+        }
+        or {name: np.array([], np.str_) for name in names}
+    )
+    columns.lines = lines
+    return columns
 
 
 def numbers(
-    cells: NDArray[Any], name: str, file: str | Path, dtype: Any = np.float32
+    cells: NDArray[Any], name: str, file: str | Path, dtype: Any = np.float32, place: PlaceOf = _row
 ) -> NDArray[Any]:
     """Convert a column's cells to numbers.
 
@@ -224,18 +306,19 @@ def numbers(
             "depends on the file. Convert them to numbers first, such as days."
         )
     try:
-        values = cells.astype(dtype)
+        with np.errstate(over="ignore"):  # infinite values are refused below
+            values = cells.astype(dtype)
     except (TypeError, ValueError) as error:
         row = next(row for row, cell in enumerate(cells.tolist()) if not _is_number(cell))
         raise UsageError(
-            f"Expected numbers in column {name!r} of {file}, got {_shown(cells[row])} in row "
-            f"{row + 1}. Remove it from features, or convert it to numbers first."
+            f"Expected numbers in column {name!r} of {file}, got {_shown(cells[row])} in "
+            f"{place(row)}. Remove it from features, or convert it to numbers first."
         ) from error
     if not np.isfinite(values).all():
         row = int(np.argmin(np.isfinite(values)))
         raise UsageError(
             f"Expected finite numbers in column {name!r} of {file}, got {_shown(cells[row])} in "
-            f"row {row + 1}. Fill it, or drop the row."
+            f"{place(row)}. Fill it, or drop the row."
         )
     return values
 

@@ -4,9 +4,10 @@ It changes nothing, accepts no task and does not disturb a running agent, so it 
 also while the server is down.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from fedloom.client import config as settings
 from fedloom.client.api import Client
@@ -21,14 +22,18 @@ __all__ = ["CheckResult", "Level", "examine"]
 
 
 def examine(
-    config: Path, client: Callable[[], Client] | None = None, model: Path | None = None
+    config: Path,
+    client: Callable[[], Client] | None = None,
+    model: Path | None = None,
+    run: Mapping[str, Any] | None = None,
 ) -> Iterator[CheckResult]:
     """Check a device, one part after another.
 
     Args:
         config: path of its client.toml; environment variables may replace it.
         client: loads the training code; None skips its check.
-        model: file of a model for the trial step.
+        model: file of a model for the trial epoch.
+        run: tables of a run.toml for it. Default: one epoch of FedAvg.
     """
     yield device.versions()
     found: ClientConfig | None = None
@@ -39,7 +44,7 @@ def examine(
         yield ok("settings", f"{source}, {len(read.sources)} set")
     except (UsageError, OSError) as error:
         yield fail("settings", str(error), "correct the settings; most other checks need them")
-    yield codes.code(client, model, None if found is None else found.state_dir)
+    yield codes.code(client, model, None if found is None else found.state_dir, run)
     if found is None:
         return
     yield device.disk(found)

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 
 from fedloom.client.config import POLICY, template
+from fedloom.client.network import diagnosis
 from fedloom.client.owner.policy import template as policy_template
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.atomic_files import write_whole
@@ -44,8 +45,10 @@ async def enrol(server: str, token: str, config: Path) -> str:
         UsageError: `server` is not host:port, or client.toml exists already.
     """
     host, _, port = server.rpartition(":")
-    if not host or not port.isdigit():
-        raise UsageError(f"Expected --server as host:port, got {server!r}.")
+    if not host or "/" in host or not port.isdigit():
+        scheme, _, address = server.rpartition("://")
+        like = address.strip("/") if scheme else "fl.example.org:7444"
+        raise UsageError(f"Expected --server as host:port, such as {like}, got {server!r}.")
     _check_new(config)
     pin = parse_token(token).pin
     _check_writable(config)  # before the token is used up
@@ -118,5 +121,18 @@ async def _call(
         try:
             issued: enrolment_pb2.IssuedCertificate = await method(request, timeout=CONTACT_S)
         except grpc.aio.AioRpcError as error:
-            raise methods.error_from_rpc(error, server) from error
+            failed = methods.error_from_rpc(error, server)
+            if isinstance(failed, UnavailableError):
+                await asyncio.to_thread(_check_port, server)
+            raise failed from error
     return issued
+
+
+def _check_port(server: str) -> None:
+    """Raise a `UsageError` if the address is the fleet's, which only clients may use."""
+    if not diagnosis.welcomes_strangers(server):
+        raise UsageError(
+            f"{server} is the port for enrolled clients, got a device without a certificate. Enrol "
+            "at the server's enrolment port, by default 7444: `fedloom server run` logs both. The "
+            "token is still valid."
+        )

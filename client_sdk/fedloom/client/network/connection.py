@@ -68,6 +68,7 @@ class Connection:
         trust: verifies what the server signs; None without TLS.
         connected: set while the server has accepted this client.
         greeted: whether it has, since `greeted` was last set to False.
+        device_every_s: interval at which the server takes readings of the device; 0 for none.
     """
 
     def __init__(self, config: ClientConfig, store: ClientStore) -> None:
@@ -77,11 +78,13 @@ class Connection:
         self.trust: Trust | None = None
         self.connected = asyncio.Event()
         self.greeted = False
+        self.device_every_s = 0.0
         self._server_booted: float | None = None
         self._channel: grpc.aio.Channel | None = None
         self._attempts: set[asyncio.Task[None]] = set()
         self._stream: Any = None
         self._sending = asyncio.Lock()
+        self._writes: set[asyncio.Task[None]] = set()
 
     @property
     def server(self) -> str:
@@ -151,6 +154,7 @@ class Connection:
         if welcome is grpc.aio.EOF or welcome.WhichOneof("kind") != "welcome":
             raise await transfer.failure(stream, self.server)
         self.set_server_time(welcome.welcome.unix_time)
+        self.device_every_s = welcome.welcome.device_every_s
         log.info("%s attends %s", self.name, printable(welcome.welcome.federation))
         self._stream = stream
         self.greeted = True
@@ -172,7 +176,16 @@ class Connection:
         return datetime.fromtimestamp(self._server_booted + _since_boot_s(), UTC)
 
     async def send(self, message: fleet_pb2.ClientMessage) -> None:
-        """Send a message on the stream, if there is one. It may be lost."""
+        """Send a message on the stream, if there is one. It may be lost.
+
+        Cancelling this does not cancel the write: gRPC would cancel the stream of offers with it.
+        """
+        writing = asyncio.ensure_future(self._write(message))
+        self._writes.add(writing)
+        writing.add_done_callback(self._writes.discard)
+        await asyncio.shield(writing)
+
+    async def _write(self, message: fleet_pb2.ClientMessage) -> None:
         async with self._sending:
             if self._stream is not None:
                 with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):

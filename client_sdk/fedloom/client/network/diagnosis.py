@@ -44,6 +44,27 @@ def diagnose(server: str, identity: Path, root_pem: bytes) -> Refusal | None:
         return None
 
 
+def welcomes_strangers(server: str) -> bool:
+    """Whether a server speaks to a peer without a certificate, as at its enrolment port. Blocks.
+
+    Args:
+        server: host:port. True if it cannot be reached.
+    """
+    host, _, port = server.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S) as plain,
+            context.wrap_socket(plain, server_hostname=host.strip("[]")) as tls,
+        ):
+            return _is_accepted(tls)
+    except OSError:
+        return True
+
+
 def _shake_hands(
     context: ssl.SSLContext, plain: socket.socket, host: str, identity: Path
 ) -> Refusal | None:

@@ -99,10 +99,21 @@ async def upload(
     server: str,
     metadata: Metadata = (),
     *,
+    body: Path | None = None,
     chunks: Chunks | None = None,
     pace: Pace | None = None,
 ) -> bool:
     """Send an update; returns whether it had been accepted before.
+
+    Args:
+        channel: to the server.
+        header: of the update.
+        store: of its body.
+        server: host:port, for errors.
+        metadata: of the call.
+        body: file of the body; None for the one in the store.
+        chunks: sizes of the messages.
+        pace: limit of the rate.
 
     Raises:
         Refusal: the server rejected it.
@@ -113,8 +124,8 @@ async def upload(
         await call.write(header.SerializeToString())
         reply = await _reply(call, server)
         if reply.WhichOneof("kind") == "proceed":
-            path = store.body_path(header.task.run, header.task.round)
-            body = os.open(path, os.O_RDONLY | positional_files.BINARY)
+            path = body or store.body_path(header.task.run, header.task.round)
+            handle = os.open(path, os.O_RDONLY | positional_files.BINARY)
             try:
                 offset = reply.proceed.offset
                 if offset > header.size_bytes:
@@ -122,9 +133,9 @@ async def upload(
                         Code.MALFORMED,
                         f"Expected to resume within {header.size_bytes} bytes, got byte {offset}.",
                     )
-                await _send_body(call, body, offset, chunks or Chunks(), pace or Pace())
+                await _send_body(call, handle, offset, chunks or Chunks(), pace or Pace())
             finally:
-                os.close(body)
+                os.close(handle)
             await call.done_writing()
             crossing("client.upload.sent")
             reply = await _reply(call, server)

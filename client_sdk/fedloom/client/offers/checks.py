@@ -11,6 +11,7 @@ import re
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies.masking.sessions import LEAST_GROUP, MAX_GROUP
 
 _RUN = re.compile(r"[\w-]{1,128}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -51,11 +52,15 @@ def check_offer(offer: fleet_pb2.Task) -> None:
     _check_number("memory_round", offer.memory_round, 0, 1 << 31)
     if not offer.deadline_s >= 0:
         raise _malformed("deadline_s >= 0", f"{offer.deadline_s}")
+    if offer.HasField("masking"):
+        _check_number("masking.group", offer.masking.group, LEAST_GROUP, MAX_GROUP)
     if offer.HasField("privacy"):
         _check_finite("privacy.clip", offer.privacy.clip)
         _check_finite("privacy.noise_multiplier", offer.privacy.noise_multiplier)
         if not offer.privacy.clip:
             raise _malformed("privacy.clip > 0", "0")
+        if offer.HasField("masking") and offer.privacy.seeded:
+            raise _malformed("noise of the device's own in a masked task", "noise from a seed")
 
 
 def _check_train(train: fleet_pb2.TrainSettings) -> None:

@@ -36,6 +36,7 @@ EVENTS = {
     "enrolled": "this device became a client",
     "renewed": "it got a new certificate, or learnt a new signing key",
     "sent": "an update or metrics began to leave",
+    "reported": "readings of the device, such as its temperature, began to leave",
     "accepted": "the server accepted what was sent",
     "rejected": "the server rejected what was sent",
     "declined": "the device declined a task, by its policy or conditions",

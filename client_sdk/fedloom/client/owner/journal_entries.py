@@ -5,6 +5,7 @@ Invariant: an entry is made from the header that is sent.
 
 from typing import Any
 
+from fedloom.client.owner.policy import noise_of
 from fedloom.client.update.clip_and_noise import Guard
 from fedloom.protocol.v1 import fleet_pb2
 
@@ -45,7 +46,7 @@ def account(
         "numbers": dict(header.scalars),
         "codec": header.compression.codec,
         "clip_norm": private.clip if private else None,
-        "noise_multiplier": private.noise_multiplier if private else 0.0,
+        "noise_multiplier": noise_of(offer) if private else 0.0,
         "own_clip_norm": owners.clip_norm if owners else None,
         "own_noise_multiplier": owners.noise_multiplier if owners else 0.0,
     }

@@ -1,13 +1,15 @@
 """The policy of a device's owner, `policy.toml`: which runs it joins, and what may leave it.
 
 The server does not see the policy; it gets the reason when the device declines an offer. Every
-setting restricts: an empty file restricts nothing.
+setting restricts: an empty file restricts no run. Readings of the device are the exception: they
+leave only where the policy lists them.
 
-Invariant: a policy that is missing or cannot be read declines every offer.
+Invariant: a policy that is missing or cannot be read declines every offer, and lets no readings
+leave.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -17,6 +19,11 @@ from fedloom.protocol import settings
 from fedloom.protocol.errors import FedloomError, UsageError
 from fedloom.protocol.settings import setting, toml
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies.masking.noise import share
+from fedloom.strategies.masking.sessions import LEAST_GROUP
+
+READINGS = ("cpu", "memory", "gpu", "temperature", "battery")
+"""Readings that may leave; `fedloom.client.conditions.readings` takes them."""
 
 
 class PolicyError(FedloomError):
@@ -60,6 +67,15 @@ class Leaves:
     )
 
 
+def noise_of(offer: fleet_pb2.Task) -> float:
+    """Return the least noise that an offer asks this device to add, over the clip.
+
+    In a masked task it adds a share of its session's noise, the least one in the largest session.
+    """
+    asked = offer.privacy.noise_multiplier
+    return share(asked, offer.masking.group) if asked and offer.HasField("masking") else asked
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protection:
     """The protection that an update needs: clipping and noise."""
@@ -93,8 +109,52 @@ class Protection:
         asked = offer.privacy
         if not offer.HasField("privacy") or not 0 < asked.clip <= self.clip_norm:
             return False
-        made = 0.0 if asked.seeded else asked.noise_multiplier * asked.clip
+        made = 0.0 if asked.seeded else noise_of(offer) * asked.clip
         return made >= self.noise * self.clip_norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskingPolicy:
+    """The least that a masked update needs: below it, the device declines."""
+
+    required: bool = setting(
+        False, doc="decline runs whose updates are not masked, so that only sums can be read"
+    )
+    min_group: int = setting(
+        16, doc="fewest members of a session, in whose sum the update is hidden", least=LEAST_GROUP
+    )
+    min_ready: int = setting(
+        0,
+        doc="fewest devices in the signed list from which sessions are drawn; 0: the server may "
+        "choose the members of a session",
+        least=0,
+    )
+    repeats: int = setting(
+        0, doc="how often another update of the same model may be masked", least=0
+    )
+    peers: str = setting(
+        "any",
+        doc='file with the public keys, in PEM, of the only members to accept; "any": all devices '
+        "of the federation; relative to this file",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePolicy:
+    """The readings of the device that the operator may see, beside all runs."""
+
+    report: tuple[str, ...] = setting(
+        (),
+        doc="readings of this device that are sent once a minute while it is connected: cpu, "
+        "memory, gpu, temperature, battery; none by default",
+        example=["temperature", "battery"],
+    )
+
+    def __post_init__(self) -> None:
+        if unknown := [each for each in self.report if each not in READINGS]:
+            raise UsageError(
+                f"Expected device.report of {', '.join(READINGS)}, got {', '.join(unknown)}."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +164,8 @@ class Policy:
     runs: Runs = field(default_factory=Runs)
     leaves: Leaves = field(default_factory=Leaves)
     privacy: Protection = field(default_factory=Protection)
+    masking: MaskingPolicy = field(default_factory=MaskingPolicy)
+    device: DevicePolicy = field(default_factory=DevicePolicy)
 
     @property
     def metrics(self) -> bool:
@@ -132,10 +194,15 @@ class Policy:
             return f"the device's policy does not allow the run {name or run}."
         if any(_matches(word, self.runs.deny) for word in (run, name)):
             return f"the device's policy denies the run {name or run}."
+        if self.masking.required and not offer.HasField("masking"):
+            return "the device's policy requires masked updates (masking.required)."
         if offer.kind == fleet_pb2.TASK_KIND_EVALUATE:
             return self._objection_to_evaluation()
         if offer.kind == fleet_pb2.TASK_KIND_MESSAGE:
             return self._objection_to_messages()
+        return self._objection_to_training(offer)
+
+    def _objection_to_training(self, offer: fleet_pb2.Task) -> str | None:
         if self.privacy.otherwise == "decline" and not self.privacy.is_met(offer):
             return f"the device's policy requires {self.wanted()}; the run has {_given(offer)}."
         return None
@@ -174,7 +241,7 @@ def _given(offer: fleet_pb2.Task) -> str:
         return "no protection"
     if asked.seeded and asked.noise_multiplier:
         return f"norm {asked.clip:g} and noise that the server knows"
-    return f"norm {asked.clip:g} and noise of {asked.noise_multiplier * asked.clip:g}"
+    return f"norm {asked.clip:g} and noise of {noise_of(offer) * asked.clip:.4g}"
 
 
 def load(path: Path) -> Policy:
@@ -186,7 +253,11 @@ def load(path: Path) -> Policy:
     missing = "restore it, or write an empty one that restricts nothing"
     document = toml.read(path, "the device's policy", missing=missing)
     with settings.within(path):
-        return settings.build(Policy, settings.from_table(Policy, document))
+        policy = settings.build(Policy, settings.from_table(Policy, document))
+    if policy.masking.peers == "any":
+        return policy
+    peers = path.absolute().parent / policy.masking.peers
+    return replace(policy, masking=replace(policy.masking, peers=f"{peers}"))
 
 
 class PolicyFile:
@@ -257,6 +328,11 @@ def words(policy: Policy) -> list[str]:
         else "Of errors in the training code only the type leaves."
     )
     said.append(_protection(policy))
+    said.append(_masking(policy.masking))
+    readings = ", ".join(policy.device.report)
+    said.append(
+        f"Reports its {readings} while it is connected." if readings else "Reports no readings."
+    )
     return said
 
 
@@ -266,6 +342,20 @@ def _protection(policy: Policy) -> str:
     if policy.privacy.otherwise == "decline":
         return f"Declines runs that do not ask for {policy.wanted()}."
     return f"Sends {policy.wanted()}, also if a run asks for less."
+
+
+def _masking(asked: MaskingPolicy) -> str:
+    start = "Sends masked updates only" if asked.required else "Where a run masks updates, sends"
+    start += ", each" if asked.required else " each"
+    said = f"{start} within the sum of at least {asked.min_group} devices"
+    if asked.peers != "any":
+        said += f" whose keys are in {asked.peers}"
+    if asked.min_ready:
+        said += f", drawn from at least {asked.min_ready}"
+    if asked.repeats:
+        times = "once" if asked.repeats == 1 else f"{asked.repeats} times"
+        said += f", and {times} more of the same model"
+    return f"{said}."
 
 
 def _listed(what: str, patterns: tuple[str, ...]) -> str:

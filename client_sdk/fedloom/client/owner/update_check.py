@@ -104,7 +104,8 @@ def _check_protection(
         raise PolicyError(
             f"the device's policy cannot protect the numbers that this run sends ({names})."
         )
-    noisy = policy.privacy.noise or (offer.HasField("privacy") and offer.privacy.noise_multiplier)
+    asked = offer.privacy.noise_multiplier if offer.HasField("privacy") else 0.0
+    noisy = policy.privacy.noise or (asked and not offer.HasField("masking"))
     encoded = any(part.HasField("encoding") for part in header.parts)
     if noisy or encoded or not header.parts:
         return  # noise exceeds the clip norm, and a codec rounds

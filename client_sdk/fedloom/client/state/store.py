@@ -38,7 +38,7 @@ from fedloom.protocol.trust.private_files import (
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.exact.lazy_arrays import Values
 
-FILES = ("models", "outbox", "memory", "checkpoints", "agent.json", "rounds-taken.json")
+FILES = ("models", "outbox", "memory", "checkpoints", "agent.json", "rounds-taken.json", "masking")
 """Names in the state whose modes are narrowed if they are wide; a key that is wide is refused."""
 
 KEEP_MODELS = 2
@@ -303,6 +303,10 @@ class ClientStore:
         """File of an update's body."""
         return self._outbox / f"{run}.{number}.body"
 
+    def outbox_path(self, run: str, number: int, name: str) -> Path:
+        """Another file of a round's update; removed with the round."""
+        return self._outbox / f"{run}.{number}.{name}"
+
     def scratch(self) -> Scratch:
         """Temporary files for intermediate values, removed with the returned object."""
         return Scratch(self._outbox)
@@ -369,10 +373,9 @@ class ClientStore:
 
     def remove_round(self, run: str, number: int) -> None:
         """Remove the files of a round that was accepted or withdrawn."""
-        for path in self._checkpoints.glob(f"{run}.{number}.*"):
-            path.unlink(missing_ok=True)
-        self._header_path(run, number).unlink(missing_ok=True)
-        self.body_path(run, number).unlink(missing_ok=True)
+        for folder in (self._checkpoints, self._outbox):
+            for path in folder.glob(f"{run}.{number}.*"):
+                path.unlink(missing_ok=True)
 
     def remove_unfinished(self, run: str, number: int) -> None:
         """Remove what a training that was ended by force had begun to write."""

@@ -19,12 +19,16 @@ from fedloom.client.api import Client, MaskOf, Params, SliceOf, Task
 from fedloom.client.testing import returned
 from fedloom.client.testing.asked import RunSettings
 from fedloom.client.testing.findings import CHECKS, Finding
-from fedloom.client.testing.probe import Probe, probe
+from fedloom.client.testing.probe import OnStep, Probe, nothing, probe
 from fedloom.client.testing.rounds import model_of, rounds
+from fedloom.client.training.checkpoints import Interruptions
 from fedloom.client.update.validate import as_update
 from fedloom.protocol.errors import FedloomError, UsageError
+from fedloom.protocol.user_code import message, place
 
 STOP_AFTER_S = 0.2
+PATIENCE_S = Interruptions().stop_s
+"""As an agent by default waits before it ends the training process."""
 LONG = 10_000_000
 """Steps or epochs of a training that ends only on request."""
 
@@ -35,8 +39,9 @@ def check(
     *,
     run: Mapping[str, Any] | RunSettings | None = None,
     threads: int = 1,
-    patience_s: float = 5.0,
+    patience_s: float = PATIENCE_S,
     ignore: Collection[str] = (),
+    on_step: OnStep = nothing,
 ) -> list[Finding]:
     """Find problems that a client would have with a server.
 
@@ -45,8 +50,10 @@ def check(
         model: the initial model, as arrays by name or a file. Default: the client's `initial`.
         run: the tables of a run.toml. Default: FedAvg with one epoch.
         threads: maximum threads of a training.
-        patience_s: seconds in which training must end after a stop request.
+        patience_s: seconds in which training must end after a stop request. Default: that of
+            `interruptions.stop_s`.
         ignore: checks to skip, such as `learning_rate` for a model that has none.
+        on_step: called with what begins and, as the training reports it, with its progress.
 
     Returns:
         Findings, faults first; empty without problems.
@@ -57,7 +64,8 @@ def check(
     if strange := sorted(set(ignore) - CHECKS.keys()):
         raise UsageError(f"Expected checks of {', '.join(CHECKS)}, got {strange[0]!r}.")
     params = model_of(model, {"client": client})
-    found = _Check(client, params, RunSettings.of(run), threads, patience_s, set(ignore)).all()
+    asked = RunSettings.of(run)
+    found = _Check(client, params, asked, threads, patience_s, set(ignore), on_step).all()
     kept = {finding: None for finding in found if finding.check not in ignore}
     return sorted(kept, key=lambda finding: finding.weight != "fault")
 
@@ -70,6 +78,7 @@ class _Check:
     threads: int
     patience_s: float
     ignore: Collection[str]
+    on_step: OnStep
 
     def all(self) -> list[Finding]:
         fresh, found = self._copy()
@@ -132,6 +141,7 @@ class _Check:
             )
             return
         given = self._params()
+        self.on_step("evaluate", None)
         done = probe(lambda: self.client.evaluate(given, self._task()))
         if done.error is not None:
             yield _raised("evaluate", done.error)
@@ -147,9 +157,12 @@ class _Check:
 
     def _same(self, fresh: Client | None, before: bytes) -> Iterator[Finding]:
         """Train another task, then repeat the first one, also with the copy."""
-        done = [self._train(self.client, seed=2, number=2), self._train(self.client)]
+        done = [
+            self._train(self.client, "train, another task", seed=2, number=2),
+            self._train(self.client, "train, the first task again"),
+        ]
         if fresh is not None:
-            done.append(self._train(fresh))
+            done.append(self._train(fresh, "train, with a copy of the client"))
         for each in done:
             if each.probe.error is not None:
                 yield _raised("train, called again,", each.probe.error)
@@ -171,14 +184,14 @@ class _Check:
         train = dict(self.run.train)
         length = "steps" if train.get("steps") else "epochs"
         more = {**train, length: (train.get(length) or 1) + 2}
-        if self._train(self.client, train=more).print == before:
+        if self._train(self.client, f"train, more {length}", train=more).print == before:
             yield Finding(
                 "epochs",
                 f"Expected another update after more {length}, got the same. Train for "
                 f"task.settings.{length}.",
             )
         slower = {**train, "learning_rate": train["learning_rate"] / 16}
-        if self._train(self.client, train=slower).print == before:
+        if self._train(self.client, "train, another learning rate", train=slower).print == before:
             yield Finding(
                 "learning_rate",
                 "Expected another update with another learning rate, got the same. Use "
@@ -192,6 +205,7 @@ class _Check:
         train = dict(self.run.train)
         length = "steps" if train.get("steps") else "epochs"
         task = self._task(train={**train, length: LONG})
+        self.on_step("train, which is asked to stop", None)
         done = probe(
             lambda: self.client.train(self._params(), task),
             stop=task.stop,
@@ -210,7 +224,8 @@ class _Check:
     def _server(self) -> Iterator[Finding]:
         """Run one whole round, which finds problems that the other checks miss."""
         try:
-            rounds(deepcopy_or_self(self.client), self.model, num_rounds=1, run=self.run)
+            client = deepcopy_or_self(self.client)
+            rounds(client, self.model, num_rounds=1, run=self.run, on_step=self.on_step)
         except FedloomError as error:
             yield Finding("server", str(error))
         except Exception as error:  # noqa: BLE001 - the author's code
@@ -218,10 +233,12 @@ class _Check:
 
     # ---- calls -------------------------------------------------------------------------------
 
-    def _train(self, client: Client, **differences: Any) -> "_Trained":
+    def _train(self, client: Client, step: str = "train", **differences: Any) -> "_Trained":
         """Train and check the result immediately, because the next task may change it."""
         task = self._task(**differences)
-        done = probe(lambda: client.train(self._params(), task))
+        self.on_step(step, None)
+        with task.reporting(lambda note: self.on_step(step, note.fraction)):
+            done = probe(lambda: client.train(self._params(), task))
         if done.error is not None:
             return _Trained(done, [_raised("train", done.error)], None)
         found = list(returned.of_training(done.result, self.model, self.run))
@@ -284,5 +301,9 @@ def _equal(got: Any, array: Any) -> bool:
 
 
 def _raised(what: str, error: BaseException) -> Finding:
-    advice = "" if isinstance(error, FedloomError) else " Run it under a debugger: it is your code."
-    return Finding("raises", f"Expected {what} to end, got {type(error).__name__}: {error}{advice}")
+    return Finding("raises", f"Expected {what} to end, got {message(error)}{_at(error)}.")
+
+
+def _at(error: BaseException) -> str:
+    where = place(error)
+    return f" ({where})" if where else ""

@@ -5,10 +5,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+OnStep: TypeAlias = Callable[[str, float | None], None]
+"""Called with what begins, and with the share of it that is done, if that is known."""
 
 _EVERY_S = 0.002
 _TASKS = Path("/proc/self/task")
+
+
+def nothing(step: str, done: float | None) -> None:
+    """An `OnStep` that shows nothing."""
 
 
 @dataclass(slots=True)

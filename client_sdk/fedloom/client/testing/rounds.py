@@ -11,8 +11,10 @@ from typing import Any
 
 from fedloom.client.agent.task_run import TaskRun, task_from_message
 from fedloom.client.api import Client, Params
+from fedloom.client.budgets import Budgets
 from fedloom.client.state.store import ClientStore
 from fedloom.client.testing.asked import RunSettings, folder, written
+from fedloom.client.testing.probe import OnStep, nothing
 from fedloom.protocol.errors import Refusal, UsageError
 from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.task_description import FileRef
@@ -64,6 +66,8 @@ def rounds(
     *,
     num_rounds: int = 3,
     run: Mapping[str, Any] | RunSettings | None = None,
+    training_s: float | None = None,
+    on_step: OnStep = nothing,
 ) -> Played:
     """Run rounds with clients, which train one after another.
 
@@ -73,6 +77,9 @@ def rounds(
             `initial`.
         num_rounds: number of rounds.
         run: the tables of a run.toml. Default: FedAvg with one epoch.
+        training_s: seconds after which a training is asked to return what it has; None for no
+            limit.
+        on_step: called with what begins and, as the training reports it, with its progress.
 
     Returns:
         The last model and each round's metrics. A server with this cohort and these names gives the
@@ -90,7 +97,8 @@ def rounds(
             f'"{adapters.aggregate}", whose products need a server. Use `fedloom simulate`.'
         )
     with folder() as place:
-        return _Play(clients, asked, place).all(model_of(model, clients), num_rounds)
+        playing = _Play(clients, asked, place, Budgets(training_s=training_s), on_step)
+        return playing.all(model_of(model, clients), num_rounds)
 
 
 def named(client: Client | Sequence[Client] | Mapping[str, Client]) -> dict[str, Client]:
@@ -105,7 +113,7 @@ def model_of(model: Mapping[str, Any] | str | Path | None, clients: Mapping[str,
     """The initial model.
 
     Raises:
-        UsageError: neither the caller nor the first client gives one.
+        UsageError: neither the caller nor the first client gives one, or it is no dict.
     """
     if isinstance(model, str | Path):
         return read_params(Path(model), writable=True)
@@ -116,23 +124,42 @@ def model_of(model: Mapping[str, Any] | str | Path | None, clients: Mapping[str,
             "There is no initial model. Give one, or give the client a method `initial` that "
             "returns arrays by name."
         )
+    if not isinstance(model, Mapping):
+        raise UsageError(
+            f"Expected an initial model as a dict of arrays by name, got {type(model).__name__}. "
+            "Return such a dict from `initial`."
+        )
+    if not model:
+        raise UsageError("Expected an initial model with tensors, got none. Return some.")
     return dict(model)
 
 
 class _Play:
-    def __init__(self, clients: Mapping[str, Client], run: RunSettings, place: Path) -> None:
+    def __init__(
+        self,
+        clients: Mapping[str, Client],
+        run: RunSettings,
+        place: Path,
+        budgets: Budgets,
+        on_step: OnStep,
+    ) -> None:
         self._clients, self._run, self._place = clients, run, place
+        self._budgets, self._on_step = budgets, on_step
         self._stores = {name: ClientStore(place / name) for name in clients}
 
     def all(self, params: Params, num_rounds: int) -> Played:
         strategy, done = self._run.built(), []
         state = strategy.init(params, self._run.seed)
         for number in range(1, num_rounds + 1):
-            result, params, state = self._round(number, params, state)
+            step = f"round {number} of {num_rounds}"
+            self._on_step(step, None)
+            result, params, state = self._round(number, params, state, step)
             done.append(result)
         return Played(params, done)
 
-    def _round(self, number: int, params: Params, state: State) -> tuple[LocalRound, Params, State]:
+    def _round(
+        self, number: int, params: Params, state: State, step: str
+    ) -> tuple[LocalRound, Params, State]:
         strategy = self._run.built()
         model = self._place / "model"
         digest = written(params, model)
@@ -154,7 +181,10 @@ class _Play:
                 memory_round=number - 1,
             )
             task = task_from_message(offer, name)
-            header = TaskRun(self._clients[name], task, offer, name, store).run()
+            budgets = self._budgets
+            work = TaskRun(self._clients[name], task, offer, name, store, budgets=budgets)
+            with task.reporting(lambda note: self._on_step(step, note.fraction)):
+                header = work.run()
             body = store.body_path(self._run.name, number)
             try:
                 self._check(header, body, manifest)

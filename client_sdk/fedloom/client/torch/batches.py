@@ -40,6 +40,9 @@ class ExampleSource(ABC):
 
     is_drawn_here = True
 
+    def fix(self) -> None:  # noqa: B027 - most sources do not grow
+        """Use only the examples that a growing source has now."""
+
     @abstractmethod
     def __len__(self) -> int:
         """Number of examples."""
@@ -212,8 +215,7 @@ NONE: ExampleSource = DatasetItems(cast("Dataset[Any]", []), default_collate, pa
 
 def fix(source: ExampleSource) -> None:
     """Fix the examples of a growing source for the duration of a task."""
-    if isinstance(source, _OfShard):
-        source.fix()
+    source.fix()
 
 
 def orders(num_examples: int, seed: int) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ Invariant: the result of a task depends on the received parameters, the task, th
 local tensors, on earlier rounds. Repeating the task gives the same result.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.utils.data import DataLoader
 
 from fedloom.client.api import Client, SliceOf, Task
 from fedloom.client.data import Growing
-from fedloom.client.torch import adapters, batches, loaders, local_training, loop, modules
+from fedloom.client.torch import adapters, augment, batches, loaders, local_training, loop, modules
 from fedloom.client.torch.group import ALONE, Group, RankTask
 from fedloom.client.torch.kept_tensors import LocalMemory
 from fedloom.client.torch.narrow import Narrow, narrowed
@@ -67,6 +68,10 @@ class TorchClient(Client):
             updates stay float32.
         schedule: of the learning rate within a task: `linear` or `cosine` towards zero, a function
             of the completed share, or `task` for `schedule` in the run's config.
+        transform: transforms of inputs, with random numbers of their own for each round, epoch and
+            example: a list of those of `fedloom.client.torch.augment` and functions of one
+            example, such as torchvision's. Some, such as `Normalise`, apply to evaluations too.
+            Not with loaders and several ranks.
         num_threads: threads of torch in this process; None leaves torch's choice. The default is
             one: with torch's choice of two, steps of small models were 2 to 45 times slower, and
             more threads may change the last bits.
@@ -90,6 +95,7 @@ class TorchClient(Client):
         width: float | None = None,
         precision: Name = "fp32",
         schedule: str | Schedule | None = None,
+        transform: Sequence[augment.Step] | augment.Pipeline | None = None,
         num_threads: int | None = 1,
     ) -> None:
         if num_threads is not None:
@@ -100,6 +106,8 @@ class TorchClient(Client):
         self._evaluate = (
             None if evaluate is None else loaders.examples(evaluate, split=split, evaluates=True)
         )
+        if transform is not None:
+            self._transform(augment.Pipeline.of(transform), train, evaluate)
         self._optimizer = optimizer
         check(precision, model, loop.device_of(model).type)
         self._precision, self._schedule = precision, schedule
@@ -121,6 +129,19 @@ class TorchClient(Client):
         self._trains = train is not None
         if train is not None and not isinstance(train, Growing):
             self._check_some()
+
+    def _transform(
+        self, pipeline: augment.Pipeline, train: loaders.Data | None, evaluate: loaders.Data | None
+    ) -> None:
+        if isinstance(train, DataLoader) or isinstance(evaluate, DataLoader):
+            raise UsageError(
+                "Expected (x, y), a data set or a shard with transform, got a DataLoader. Give its "
+                "data set, or transform there."
+            )
+        if train is not None:
+            self._train = augment.Transformed(self._train, pipeline)
+        if self._evaluate is not None:
+            self._evaluate = augment.Transformed(self._evaluate, pipeline)
 
     def train(
         self, params: Params, task: Task

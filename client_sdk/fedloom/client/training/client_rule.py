@@ -58,8 +58,8 @@ class RuleContext:
 
     received: Slots = field(default_factory=dict)
     memory: Slots = field(default_factory=dict)
-    personal: Personal = field(default_factory=Personal)
-    adapters: Adapters = field(default_factory=Adapters)
+    personal: Personal = Personal()  # noqa: RUF009 - immutable
+    adapters: Adapters = Adapters()  # noqa: RUF009 - immutable
     trainable: frozenset[str] | None = None
     steps: float | None = None
     initial_loss: float = 0.0

@@ -18,6 +18,7 @@ from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.task_description import DevicePrivacy
 from fedloom.protocol.tensors.container import DTYPES
 from fedloom.protocol.trust.noise_stream import derived_key, key_of_seed, keyed
+from fedloom.strategies.masking.noise import MemberNoise, member_sampler
 from fedloom.strategies.privacy import add_noise, clip
 from fedloom.strategies.privacy.release import WITHIN
 
@@ -30,6 +31,8 @@ class Guard:
         clip_norm: largest norm of the whole update; a longer one is scaled down to it.
         count_within: also send whether the update was within `clip_norm`.
         noise_multiplier: of the device's own noise; 0 for none.
+        session_noise: noise multiplier of a masking session, of which the device adds a share to
+            its body, before the masks; 0 for none.
         seeded: for simulations: noise depends on the task's seed.
         longest: largest norm that a simulation's admission accepts; None for any. A server has its
             own limit.
@@ -38,6 +41,7 @@ class Guard:
     clip_norm: float
     count_within: bool = False
     noise_multiplier: float = 0.0
+    session_noise: float = 0.0
     seeded: bool = False
     longest: float | None = None
 
@@ -55,9 +59,46 @@ class Guard:
         return cls(
             clip_norm=asked.clip,
             count_within=asked.count_within,
-            noise_multiplier=asked.noise_multiplier,
+            noise_multiplier=0.0 if asked.in_session else asked.noise_multiplier,
+            session_noise=asked.noise_multiplier if asked.in_session else 0.0,
             seeded=asked.seeded,
         )
+
+    def share(
+        self,
+        *,
+        members: int,
+        exponent: int,
+        size: int,
+        round: int,  # noqa: A002 - the field's word
+        key: bytes,
+    ) -> MemberNoise | None:
+        """The device's share of its session's noise, to add to its body; None for no noise.
+
+        Args:
+            members: on the roster that the device saw; no server states it.
+            exponent: of the sum.
+            size: values of the body.
+            round: its number.
+            key: 32 bytes, of the operating system's secure source and for this body alone; of a
+                simulation, from the seed of the client's task.
+
+        Raises:
+            UsageError: the noise is out of range.
+        """
+        if not self.session_noise:
+            return None
+        try:
+            sampler = member_sampler(
+                clip=self.clip_norm,
+                noise_multiplier=self.session_noise,
+                members=members,
+                exponent=exponent,
+                size=size,
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        return MemberNoise(sampler, keyed(key), round)
 
     def protect(
         self,

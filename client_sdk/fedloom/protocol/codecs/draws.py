@@ -7,6 +7,7 @@ public-domain splitmix64.c): its n-th output is a mix of seed + n · golden gamm
 It decides how values are rounded and which coordinates are sent. It is not cryptographic.
 """
 
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
@@ -21,6 +22,7 @@ _MIXES: Final = (
     (np.uint64(27), np.uint64(0x94D049BB133111EB)),
 )
 _LAST: Final = np.uint64(31)
+_CHUNK: Final = 1 << 15
 _MASK: Final = (1 << 64) - 1
 
 
@@ -32,6 +34,33 @@ def stream(seed: int, group: str, tensor: str) -> int:
     """
     text = f"{seed}\0{group}\0{tensor}".encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
+
+
+def uniform32(seed: int) -> Callable[[int], NDArray[np.uint32]]:
+    """Return a function that gives the next n uniform 32-bit numbers, in two halves of each output.
+
+    >>> draw = uniform32(7)
+    >>> (draw(3).tolist(), draw(1).tolist()) == (uniform32(7)(4)[:3].tolist(), [uniform32(7)(4)[3]])
+    True
+
+    Args:
+        seed: from 0 to 2^64 − 1.
+    """
+    words, taken = Words64(seed, _CHUNK), 0
+
+    def draw(count: int) -> NDArray[np.uint32]:
+        nonlocal taken
+        out, filled = np.empty(count, np.uint32), 0
+        while filled < count:
+            start, skip = divmod(taken, 2)
+            more = words.at(start, min(_CHUNK, -(-(skip + count - filled) // 2)))
+            found = more.astype("<u8").view("<u4")[skip : skip + count - filled]
+            out[filled : filled + found.size] = found
+            filled += found.size
+            taken += found.size
+        return out
+
+    return draw
 
 
 class Words64:

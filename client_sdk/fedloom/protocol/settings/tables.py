@@ -14,6 +14,11 @@ from fedloom.strategies.setting_checks import MISFIT, misfit, shown
 
 T = TypeVar("T")
 
+_BY_NAME = (
+    "strategy", "rule", "aggregation", "selection", "up", "down", "model", "optimizer", "attack",
+)  # fmt: skip
+"""Tables with a `name`, which people write in place of the table."""
+
 
 @contextmanager
 def within(where: object) -> Iterator[None]:
@@ -33,10 +38,15 @@ def usage_errors() -> Iterator[None]:
         raise UsageError(str(error)) from None
 
 
-def check_names(values: Iterable[str], known: Collection[str], table: str = "") -> None:
+def check_names(
+    values: Iterable[str],
+    known: Collection[str],
+    table: str = "",
+    elsewhere: Mapping[str, str] | None = None,
+) -> None:
     """As `setting_checks.check_names`, with a UsageError instead of a ValueError."""
     with usage_errors():
-        setting_checks.check_names(values, known, table)
+        setting_checks.check_names(values, known, table, elsewhere)
 
 
 def lookup(kind: str, name: object, known: Mapping[str, T]) -> T:
@@ -62,17 +72,20 @@ def typed(key: str, value: Any, kind: Any) -> Any:
     return found
 
 
-def checked(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
+def checked(
+    values: Mapping[str, Any], kinds: Mapping[str, Any], elsewhere: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Return the settings of a document in their types; tables are copied without checks.
 
     Args:
         values: as TOML or JSON has them.
         kinds: annotated type of every setting; a `Mapping[…]` is a table.
+        elsewhere: settings in tables, by their last part.
 
     Raises:
         UsageError: a setting is unknown or of another type.
     """
-    check_names(values, kinds)
+    check_names(values, kinds, elsewhere=elsewhere)
     return {
         name: subtable(values, name)
         if get_origin(kinds[name]) is Mapping
@@ -95,19 +108,32 @@ def subtable(values: Mapping[str, Any], name: str, above: str = "") -> dict[str,
     table = values.get(name, {})
     if not isinstance(table, Mapping):
         key = f"{above}.{name}" if above else name
-        raise UsageError(f"Expected a table [{key}], got {shown(table)}.")
+        by_name = isinstance(table, str) and name in _BY_NAME
+        write = f" Write {name} = {{ name = {shown(table).removesuffix(' (text)')} }}." * by_name
+        raise UsageError(f"Expected a table [{key}], got {shown(table)}.{write}")
     return dict(table)
 
 
-def named(values: Mapping[str, Any], table: str) -> tuple[str, dict[str, Any]]:
+def named(
+    values: Mapping[str, Any], table: str, known: Collection[str] = ()
+) -> tuple[str, dict[str, Any]]:
     """Return the `name` of a table, and its other settings.
+
+    Args:
+        values: the table.
+        table: its dotted name, for messages.
+        known: names, for messages.
 
     Raises:
         UsageError: the name is missing or not text.
     """
     settings = dict(values)
     if "name" not in settings:
-        raise UsageError(f"Missing setting {table}.name: set it to text.")
+        for name in values:
+            if setting_checks.nearest(name, ("name",)):
+                raise UsageError(f"Unknown setting '{table}.{name}'. Did you mean 'name'?")
+        to = f"one of {', '.join(sorted(known))}" if known else "text"
+        raise UsageError(f"Missing setting {table}.name: set it to {to}.")
     return typed(f"{table}.name", settings.pop("name"), str), settings
 
 

@@ -52,6 +52,8 @@ def read_optional(path: "Path", what: str) -> dict[str, Any] | None:
             f"{error.object[error.start]:#04x} at {error.start}. Restore the file, or write it "
             "again."
         ) from None
+    except IsADirectoryError:
+        raise UsageError(f"Expected {what} in a file, got the folder {path}.") from None
     except OSError as error:
         raise UsageError(
             f"{path}: Expected {what} in a file that this user may read, got: {error.strerror}. "

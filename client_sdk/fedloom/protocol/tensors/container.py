@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,7 +209,10 @@ def read_layout_at(handle: int) -> Layout:
     """
     length = header_length(positional_files.read_at(handle, PREFIX_BYTES, 0))
     if not 2 <= length <= min(MAX_HEADER_BYTES, os.fstat(handle).st_size):
-        raise IntegrityError(f"Expected a safetensors header, got a length of {length}.")
+        raise IntegrityError(
+            "Expected a safetensors file, got other bytes: `fedloom model init` and "
+            "fedloom.client.save_file write one."
+        )
     try:
         return parse_header(positional_files.read_at(handle, length, PREFIX_BYTES))
     except Refusal as refusal:
@@ -274,8 +277,7 @@ def read_params(path: Path, *, writable: bool = False) -> dict[str, NDArray[Any]
     return params
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """A tensor about to be written: its name, container dtype and shape."""
 
     name: str

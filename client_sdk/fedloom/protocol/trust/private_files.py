@@ -37,7 +37,9 @@ def private_directory(directory: Path) -> Path:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError:
-        raise UsageError(f"{directory} must be a directory, but is a file") from None
+        raise UsageError(
+            f"Expected a folder at {directory}, got a file: choose another path."
+        ) from None
     mode = stat.S_IMODE(directory.stat().st_mode)
     if HAS_MODES and mode & _OTHERS_WRITE:
         raise UsageError(

@@ -16,7 +16,6 @@ signed exactly this purpose and payload; a replaced key is no longer trusted onc
 successor was seen.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from google.protobuf.message import DecodeError
 
 from fedloom.protocol.errors import Code, IntegrityError, Refusal, printable
+from fedloom.protocol.trust.signed_bytes import to_sign
 from fedloom.protocol.v1 import fleet_pb2, signing_pb2
 
 KEY_BYTES = 32
@@ -37,26 +37,6 @@ TASK = "task"
 KEY = "key"
 PROMOTED = "promoted"
 MODEL = "model"
-_CONTEXT = b"fedloom-signature-1"
-_PURPOSE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-
-
-def to_sign(purpose: str, payload: bytes) -> bytes:
-    r"""The bytes to sign.
-
-    >>> to_sign("model", b"abc")
-    b'fedloom-signature-1\x00model\x00abc'
-
-    Args:
-        purpose: the kind of statement; 1 to 64 of a-z 0-9 . _ -.
-        payload: the signed bytes.
-
-    Raises:
-        ValueError: the purpose has other characters.
-    """
-    if not _PURPOSE.fullmatch(purpose):
-        raise ValueError(f"Expected a purpose of 1 to 64 of a-z 0-9 . _ -, got {purpose!r}.")
-    return b"\0".join((_CONTEXT, purpose.encode(), payload))
 
 
 def fingerprint(key: bytes) -> str:

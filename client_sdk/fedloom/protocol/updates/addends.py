@@ -1,10 +1,11 @@
 """Adds an update's file to a round's exact sum, block by block.
 
-Server, simulator and client test tools share this, so that the same updates give the same bits.
+Server, simulator, masking devices and client test tools share this, so that the same updates give
+the same bits.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,26 @@ from numpy.typing import NDArray
 from fedloom.protocol import positional_files
 from fedloom.protocol.codecs import Sequential
 from fedloom.protocol.codecs.base import Read, size_of
+from fedloom.protocol.codecs.draws import stream, uniform32
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.tensors.container import DTYPES, Layout, read_layout_at
 from fedloom.protocol.updates.compression import array_name, codec_of
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies.exact.fixed_point import Draws, Ints
+from fedloom.strategies.exact.grid import is_stochastic
 from fedloom.strategies.exact.partial import (
     DELTA,
     SCALAR,
     Coverage,
     Full,
+    Key,
     Mask,
     Partial,
     Slice,
+    TensorSpec,
     weight_units,
 )
+from fedloom.strategies.masking.noise import MemberNoise
 from fedloom.strategies.staleness import discounted
 
 
@@ -56,6 +63,64 @@ def add_update(
     for name, value in header.scalars.items():
         partial.add_array((SCALAR, name), Full(), units, np.array(value))
     partial.count += 1
+
+
+def masked_addends(
+    path: Path,
+    header: fleet_pb2.UpdateHeader,
+    specs: Mapping[Key, TensorSpec],
+    *,
+    units: int,
+    exponent: int,
+    sum_bits: int,
+    seed: int,
+    noise: MemberNoise | None = None,
+) -> Iterator[Ints]:
+    """Yield what an update adds to a masked sum, tensor by tensor in the order of a body.
+
+    Args:
+        path: of the update's body.
+        header: of the update, whose parts cover whole tensors, unencoded.
+        specs: the tensors and scalars of the sum; the update has all of them.
+        units: of its weight.
+        exponent: of the sum.
+        sum_bits: of the sum.
+        seed: of the client's task.
+        noise: this device's share of its session's noise.
+    """
+    named = {(part.group, part.tensor): part.values for part in header.parts}
+    handle = os.open(path, os.O_RDONLY | positional_files.BINARY)
+    try:
+        layout = read_layout_at(handle) if named else None
+        for key in sorted(specs):
+            one = Partial({key: specs[key]}, exponent, narrow=True)
+            draws = rounding_draws(sum_bits, seed, key, noisy=noise is not None)
+            if key[0] == SCALAR:
+                one.add_array(key, Full(), units, np.array(header.scalars[key[1]]), draws=draws)
+            else:
+                assert layout is not None
+                one.add(key, Full(), units, _Reader(handle, layout, named[key]), draws=draws)
+            if noise is not None:
+                noise.add_to(one)
+            yield one.sum_block(key, 0, specs[key].size)
+    finally:
+        os.close(handle)
+
+
+def rounding_draws(
+    sum_bits: int | None, seed: int, key: Key, *, noisy: bool = False
+) -> Draws | None:
+    """The random numbers that round a part of a masked update; None to round to nearest.
+
+    Args:
+        sum_bits: of the masked sum; None for a sum that is not masked.
+        seed: of the client's task.
+        key: the tensor.
+        noisy: whether devices add noise.
+    """
+    if sum_bits is None or not is_stochastic(sum_bits, noisy=noisy):
+        return None
+    return uniform32(stream(seed, f"sum_bits/{key[0]}", key[1]))
 
 
 def _coverage(part: fleet_pb2.Part, handle: int, layout: Layout, partial: Partial) -> Coverage:

@@ -8,7 +8,7 @@ no value reaches a sum unchecked.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from crc32c import crc32c
@@ -73,6 +73,26 @@ class BodyStats:
 
     norm: float
     max_abs: float
+
+
+class Checker(Protocol):
+    """Checks a body as its bytes arrive.
+
+    Attributes:
+        slow: whether to check in a thread.
+        received: bytes so far.
+        spent_s: on checks.
+    """
+
+    slow: bool
+    received: int
+    spent_s: float
+
+    def feed(self, chunk: bytes) -> None:
+        """Check the next bytes."""
+
+    def finish(self) -> BodyStats:
+        """Check that the body is complete and as announced."""
 
 
 class BodyChecker:

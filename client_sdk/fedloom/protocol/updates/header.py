@@ -85,8 +85,8 @@ def check_header(
         Refusal: the first fault found.
     """
     _check_weight(header, limits)
-    _check_metrics(header.training)
-    _check_metrics(header.evaluation)
+    for metrics in (header.training, header.evaluation):
+        check_metrics(metrics.num_examples, metrics.values)
     _check_scalars(header, limits)
     if header.size_bytes > limits.max_bytes:
         raise Refusal(
@@ -154,17 +154,20 @@ def _check_scalars(header: fleet_pb2.UpdateHeader, limits: Limits) -> None:
     check_scalars(header.scalars, limits.max_abs)
 
 
-def _check_metrics(metrics: fleet_pb2.Metrics) -> None:
-    if metrics.num_examples > MAX_EXAMPLES:
+def check_metrics(num_examples: int, values: Mapping[str, float]) -> None:
+    """Check what a client measured, on a server and in a simulation.
+
+    Raises:
+        Refusal: WEIGHT_OUT_OF_RANGE, MALFORMED, NOT_FINITE or MAGNITUDE_TOO_LARGE.
+    """
+    if num_examples > MAX_EXAMPLES:
         raise Refusal(
             Code.WEIGHT_OUT_OF_RANGE,
-            f"Expected at most {MAX_EXAMPLES} examples, got {metrics.num_examples}.",
+            f"Expected at most {MAX_EXAMPLES} examples, got {num_examples}.",
         )
-    if len(metrics.values) > MAX_METRICS:
-        raise Refusal(
-            Code.MALFORMED, f"Expected at most {MAX_METRICS} metrics, got {len(metrics.values)}."
-        )
-    for name, value in metrics.values.items():
+    if len(values) > MAX_METRICS:
+        raise Refusal(Code.MALFORMED, f"Expected at most {MAX_METRICS} metrics, got {len(values)}.")
+    for name, value in values.items():
         if len(name) > MAX_NAME or not name.isprintable():
             raise Refusal(
                 Code.MALFORMED,

@@ -8,6 +8,7 @@ Invariants: no whole difference is held in memory; the checksum is of the writte
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -99,6 +100,7 @@ class TensorPart:
         return changed(lambda of, _: of[0], self.values, dtype=dtype)
 
 
+_Stored: TypeAlias = tuple[TensorEntry, Values, Values | None]
 _Planned: TypeAlias = tuple[
     list[fleet_pb2.Part], list[TensorEntry], dict[str, tuple[Values, Values | None]]
 ]
@@ -128,10 +130,24 @@ def write_body(
     return described, layout.size_bytes, checksum
 
 
-def body_bytes(parts: Iterable[TensorPart], manifest: Manifest) -> int:
+def body_bytes(parts: Sequence[TensorPart], manifest: Manifest) -> int:
     """Return the length of an update's body."""
-    _, entries, _ = _planned(parts, manifest)
-    return build_header(entries)[1].size_bytes if entries else 0
+    if all(part.coded is None and not isinstance(part.coverage, Mask) for part in parts):
+        return _plain_length(
+            tuple((manifest.wire_dtype(part.tensor), part.values.shape) for part in parts)
+        )
+    stored = (each for number, part in enumerate(parts) for each in _stored(number, part, manifest))
+    return _length(entry for entry, _, _ in stored)
+
+
+@lru_cache(maxsize=256)
+def _plain_length(values: tuple[tuple[str, tuple[int, ...]], ...]) -> int:
+    return _length(TensorEntry(f"{number}", *each) for number, each in enumerate(values))
+
+
+def _length(entries: Iterable[TensorEntry]) -> int:
+    listed = list(entries)
+    return build_header(listed)[1].size_bytes if listed else 0
 
 
 def _planned(parts: Iterable[TensorPart], manifest: Manifest) -> _Planned:
@@ -141,28 +157,35 @@ def _planned(parts: Iterable[TensorPart], manifest: Manifest) -> _Planned:
     described: list[fleet_pb2.Part] = []
     for number, part in enumerate(parts):
         message = fleet_pb2.Part(group=part.group, tensor=part.tensor, values=f"{number}")
-        shape: tuple[int, ...] = part.values.shape
         match part.coverage:
             case Full():
                 message.full.SetInParent()
             case Slice(ranges):
                 message.slice.ranges.extend(fleet_pb2.Range(start=a, stop=b) for a, b in ranges)
-            case Mask(bits):
+            case Mask():
                 message.mask.bits = f"{number}.mask"
-                packed = np.packbits(bits, bitorder="little")
-                arrays[message.mask.bits] = packed, None
-                entries.append(TensorEntry(message.mask.bits, "U8", packed.shape))
-                shape = (part.values.size,)
         if part.coded is not None:
             message.encoding.CopyFrom(part.coded.describe())
-            for entry, array in part.coded.entries(message.values):
-                entries.append(entry)
-                arrays[entry.name] = array, None
-        else:
-            entries.append(TensorEntry(message.values, manifest.wire_dtype(part.tensor), shape))
-            arrays[message.values] = part.values, part.less
+        for entry, values, less in _stored(number, part, manifest):
+            entries.append(entry)
+            arrays[entry.name] = values, less
         described.append(message)
     return described, entries, arrays
+
+
+def _stored(number: int, part: TensorPart, manifest: Manifest) -> Iterator[_Stored]:
+    """The entries of one part, each with its values and what is subtracted from them."""
+    shape: tuple[int, ...] = part.values.shape
+    if isinstance(part.coverage, Mask):
+        packed = np.packbits(part.coverage.bits, bitorder="little")
+        yield TensorEntry(f"{number}.mask", "U8", packed.shape), packed, None
+        shape = (part.values.size,)
+    if part.coded is None:
+        entry = TensorEntry(f"{number}", manifest.wire_dtype(part.tensor), shape)
+        yield entry, part.values, part.less
+        return
+    for entry, array in part.coded.entries(f"{number}"):
+        yield entry, array, None
 
 
 def _blocks(values: Values, less: Values | None, dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:

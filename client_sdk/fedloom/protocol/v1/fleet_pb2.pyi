@@ -51,16 +51,20 @@ class TaskKey(_message.Message):
     def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
-    __slots__ = ("hello", "offer_reply", "task_failed", "progress")
+    __slots__ = ("hello", "offer_reply", "task_failed", "progress", "device", "masking")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OFFER_REPLY_FIELD_NUMBER: _ClassVar[int]
     TASK_FAILED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MASKING_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     offer_reply: OfferReply
     task_failed: TaskFailed
     progress: Progress
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., offer_reply: _Optional[_Union[OfferReply, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    device: DeviceReport
+    masking: MaskingMessage
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., offer_reply: _Optional[_Union[OfferReply, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., device: _Optional[_Union[DeviceReport, _Mapping]] = ..., masking: _Optional[_Union[MaskingMessage, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_versions", "client", "sdk_version", "labels", "nonce")
@@ -113,19 +117,57 @@ class Progress(_message.Message):
     loss: float
     def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., fraction: _Optional[float] = ..., loss: _Optional[float] = ...) -> None: ...
 
+class DeviceReport(_message.Message):
+    __slots__ = ("cpu", "memory", "temperature", "battery", "mains", "gpus")
+    CPU_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    BATTERY_FIELD_NUMBER: _ClassVar[int]
+    MAINS_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    cpu: float
+    memory: Memory
+    temperature: float
+    battery: float
+    mains: bool
+    gpus: _containers.RepeatedCompositeFieldContainer[Gpu]
+    def __init__(self, cpu: _Optional[float] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., temperature: _Optional[float] = ..., battery: _Optional[float] = ..., mains: _Optional[bool] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ...) -> None: ...
+
+class Memory(_message.Message):
+    __slots__ = ("used_bytes", "total_bytes")
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    used_bytes: int
+    total_bytes: int
+    def __init__(self, used_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
+class Gpu(_message.Message):
+    __slots__ = ("name", "busy", "memory", "temperature")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    busy: float
+    memory: Memory
+    temperature: float
+    def __init__(self, name: _Optional[str] = ..., busy: _Optional[float] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., temperature: _Optional[float] = ...) -> None: ...
+
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "offer", "withdraw", "signed_offer", "traceparent")
+    __slots__ = ("welcome", "offer", "withdraw", "signed_offer", "masking", "traceparent")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     WITHDRAW_FIELD_NUMBER: _ClassVar[int]
     SIGNED_OFFER_FIELD_NUMBER: _ClassVar[int]
+    MASKING_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     offer: Task
     withdraw: Withdraw
     signed_offer: SignedOffer
+    masking: MaskingStep
     traceparent: str
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[_Union[Task, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., signed_offer: _Optional[_Union[SignedOffer, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[_Union[Task, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., signed_offer: _Optional[_Union[SignedOffer, _Mapping]] = ..., masking: _Optional[_Union[MaskingStep, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class SignedOffer(_message.Message):
     __slots__ = ("statement", "signature", "task")
@@ -152,16 +194,18 @@ class OfferStatement(_message.Message):
     def __init__(self, federation: _Optional[str] = ..., client: _Optional[str] = ..., task: _Optional[bytes] = ..., issued_us: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "federation", "server_version", "unix_time")
+    __slots__ = ("protocol_version", "federation", "server_version", "unix_time", "device_every_s")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     UNIX_TIME_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_EVERY_S_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     federation: str
     server_version: str
     unix_time: float
-    def __init__(self, protocol_version: _Optional[int] = ..., federation: _Optional[str] = ..., server_version: _Optional[str] = ..., unix_time: _Optional[float] = ...) -> None: ...
+    device_every_s: float
+    def __init__(self, protocol_version: _Optional[int] = ..., federation: _Optional[str] = ..., server_version: _Optional[str] = ..., unix_time: _Optional[float] = ..., device_every_s: _Optional[float] = ...) -> None: ...
 
 class Withdraw(_message.Message):
     __slots__ = ("task", "reason")
@@ -171,8 +215,84 @@ class Withdraw(_message.Message):
     reason: str
     def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class MaskingMessage(_message.Message):
+    __slots__ = ("task", "attempt", "ready", "shares", "complaint", "agreement", "reveal", "closing")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    COMPLAINT_FIELD_NUMBER: _ClassVar[int]
+    AGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    REVEAL_FIELD_NUMBER: _ClassVar[int]
+    CLOSING_FIELD_NUMBER: _ClassVar[int]
+    task: TaskKey
+    attempt: int
+    ready: bytes
+    shares: bytes
+    complaint: bytes
+    agreement: bytes
+    reveal: bytes
+    closing: bytes
+    def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., attempt: _Optional[int] = ..., ready: _Optional[bytes] = ..., shares: _Optional[bytes] = ..., complaint: _Optional[bytes] = ..., agreement: _Optional[bytes] = ..., reveal: _Optional[bytes] = ..., closing: _Optional[bytes] = ...) -> None: ...
+
+class MaskingStep(_message.Message):
+    __slots__ = ("task", "attempt", "ready_list", "shares", "survivors", "signatures", "abandoned", "closed", "done")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    READY_LIST_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    SURVIVORS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURES_FIELD_NUMBER: _ClassVar[int]
+    ABANDONED_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    task: TaskKey
+    attempt: int
+    ready_list: ModelRef
+    shares: SharesForMember
+    survivors: bytes
+    signatures: Signatures
+    abandoned: str
+    closed: Signatures
+    done: bool
+    def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., attempt: _Optional[int] = ..., ready_list: _Optional[_Union[ModelRef, _Mapping]] = ..., shares: _Optional[_Union[SharesForMember, _Mapping]] = ..., survivors: _Optional[bytes] = ..., signatures: _Optional[_Union[Signatures, _Mapping]] = ..., abandoned: _Optional[str] = ..., closed: _Optional[_Union[Signatures, _Mapping]] = ..., done: _Optional[bool] = ...) -> None: ...
+
+class ReadyList(_message.Message):
+    __slots__ = ("adverts",)
+    ADVERTS_FIELD_NUMBER: _ClassVar[int]
+    adverts: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, adverts: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class SharesForMember(_message.Message):
+    __slots__ = ("shared", "shares")
+    class SharesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: bytes
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[bytes] = ...) -> None: ...
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    shared: bytes
+    shares: _containers.ScalarMap[int, bytes]
+    def __init__(self, shared: _Optional[bytes] = ..., shares: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
+
+class Signatures(_message.Message):
+    __slots__ = ("by_member",)
+    class ByMemberEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: bytes
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[bytes] = ...) -> None: ...
+    BY_MEMBER_FIELD_NUMBER: _ClassVar[int]
+    by_member: _containers.ScalarMap[int, bytes]
+    def __init__(self, by_member: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
+
 class Task(_message.Message):
-    __slots__ = ("key", "kind", "model", "train", "rule", "evaluate", "weighting", "limits", "config", "deadline_s", "seed", "received", "memory_round", "compression", "differences", "personal", "privacy", "run_name", "adapters", "training_round")
+    __slots__ = ("key", "kind", "model", "train", "rule", "evaluate", "weighting", "limits", "config", "deadline_s", "seed", "received", "memory_round", "compression", "differences", "personal", "privacy", "run_name", "adapters", "training_round", "masking")
     class ConfigEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +320,7 @@ class Task(_message.Message):
     RUN_NAME_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     TRAINING_ROUND_FIELD_NUMBER: _ClassVar[int]
+    MASKING_FIELD_NUMBER: _ClassVar[int]
     key: TaskKey
     kind: TaskKind
     model: ModelRef
@@ -220,7 +341,35 @@ class Task(_message.Message):
     run_name: str
     adapters: Adapters
     training_round: int
-    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ..., train: _Optional[_Union[TrainSettings, _Mapping]] = ..., rule: _Optional[_Union[ClientRule, _Mapping]] = ..., evaluate: _Optional[bool] = ..., weighting: _Optional[_Union[Weighting, str]] = ..., limits: _Optional[_Union[UpdateLimits, _Mapping]] = ..., config: _Optional[_Mapping[str, Scalar]] = ..., deadline_s: _Optional[float] = ..., seed: _Optional[int] = ..., received: _Optional[_Union[ModelRef, _Mapping]] = ..., memory_round: _Optional[int] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., personal: _Optional[_Union[Personal, _Mapping]] = ..., privacy: _Optional[_Union[Privacy, _Mapping]] = ..., run_name: _Optional[str] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., training_round: _Optional[int] = ...) -> None: ...
+    masking: Masking
+    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ..., train: _Optional[_Union[TrainSettings, _Mapping]] = ..., rule: _Optional[_Union[ClientRule, _Mapping]] = ..., evaluate: _Optional[bool] = ..., weighting: _Optional[_Union[Weighting, str]] = ..., limits: _Optional[_Union[UpdateLimits, _Mapping]] = ..., config: _Optional[_Mapping[str, Scalar]] = ..., deadline_s: _Optional[float] = ..., seed: _Optional[int] = ..., received: _Optional[_Union[ModelRef, _Mapping]] = ..., memory_round: _Optional[int] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., personal: _Optional[_Union[Personal, _Mapping]] = ..., privacy: _Optional[_Union[Privacy, _Mapping]] = ..., run_name: _Optional[str] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., training_round: _Optional[int] = ..., masking: _Optional[_Union[Masking, _Mapping]] = ...) -> None: ...
+
+class Masking(_message.Message):
+    __slots__ = ("attempt", "sum_bits", "exponent", "group", "run_seed", "metrics", "max_examples", "session_s")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SUM_BITS_FIELD_NUMBER: _ClassVar[int]
+    EXPONENT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RUN_SEED_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    MAX_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_S_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    sum_bits: int
+    exponent: int
+    group: int
+    run_seed: int
+    metrics: _containers.ScalarMap[str, float]
+    max_examples: int
+    session_s: float
+    def __init__(self, attempt: _Optional[int] = ..., sum_bits: _Optional[int] = ..., exponent: _Optional[int] = ..., group: _Optional[int] = ..., run_seed: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., max_examples: _Optional[int] = ..., session_s: _Optional[float] = ...) -> None: ...
 
 class Adapters(_message.Message):
     __slots__ = ("aggregate", "scale", "rest")
@@ -336,14 +485,16 @@ class ClientRule(_message.Message):
     def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class UpdateLimits(_message.Message):
-    __slots__ = ("max_abs", "max_weight", "max_bytes")
+    __slots__ = ("max_abs", "max_weight", "max_bytes", "max_norm")
     MAX_ABS_FIELD_NUMBER: _ClassVar[int]
     MAX_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NORM_FIELD_NUMBER: _ClassVar[int]
     max_abs: float
     max_weight: float
     max_bytes: int
-    def __init__(self, max_abs: _Optional[float] = ..., max_weight: _Optional[float] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+    max_norm: float
+    def __init__(self, max_abs: _Optional[float] = ..., max_weight: _Optional[float] = ..., max_bytes: _Optional[int] = ..., max_norm: _Optional[float] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ()
@@ -362,7 +513,7 @@ class DownloadRequest(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class UpdateHeader(_message.Message):
-    __slots__ = ("task", "client", "model_digest", "size_bytes", "crc32c", "weight", "parts", "training", "evaluation", "scalars", "compression")
+    __slots__ = ("task", "client", "model_digest", "size_bytes", "crc32c", "weight", "parts", "training", "evaluation", "scalars", "compression", "masking_session")
     class ScalarsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -381,6 +532,7 @@ class UpdateHeader(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     SCALARS_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    MASKING_SESSION_FIELD_NUMBER: _ClassVar[int]
     task: TaskKey
     client: str
     model_digest: str
@@ -392,7 +544,8 @@ class UpdateHeader(_message.Message):
     evaluation: Metrics
     scalars: _containers.ScalarMap[str, float]
     compression: Compression
-    def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., client: _Optional[str] = ..., model_digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., weight: _Optional[float] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., training: _Optional[_Union[Metrics, _Mapping]] = ..., evaluation: _Optional[_Union[Metrics, _Mapping]] = ..., scalars: _Optional[_Mapping[str, float]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ...) -> None: ...
+    masking_session: bytes
+    def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., client: _Optional[str] = ..., model_digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., weight: _Optional[float] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., training: _Optional[_Union[Metrics, _Mapping]] = ..., evaluation: _Optional[_Union[Metrics, _Mapping]] = ..., scalars: _Optional[_Mapping[str, float]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., masking_session: _Optional[bytes] = ...) -> None: ...
 
 class Metrics(_message.Message):
     __slots__ = ("num_examples", "values")

@@ -13,6 +13,10 @@ class ForbiddenError(DeniedError):
     """The principal's scope does not allow the request, or another site sent it."""
 
 
+class HiddenError(DeniedError):
+    """The route does not exist for a principal that is limited to studies."""
+
+
 class TooManyTriesError(DeniedError):
     """Too many failed logins.
 

@@ -83,7 +83,9 @@ class Gate:
         if row is None or not secrets.same(token.secret, row["secret_hash"]):
             raise UnauthenticatedError(_BAD_CREDENTIAL)
         await self.access.in_access(self.accounts.touch_api_token, row, now)
-        return Principal(name=row["name"], scope=Scope(row["scope"]), how="token")
+        return Principal(
+            name=row["name"], scope=Scope(row["scope"]), how="token", studies=_studies(row)
+        )
 
     async def _by_session(self, secret: str) -> Principal:
         row = await self._session(secrets.kept(secret)) if secrets.is_secret(secret) else None
@@ -94,6 +96,7 @@ class Gate:
             scope=Scope(row["scope"]),
             how="oidc" if row["how"] == "oidc" else "session",
             csrf=secrets.csrf_token(secret),
+            studies=_studies(row),
         )
 
     async def _session(self, hashed: str) -> Row | None:
@@ -222,6 +225,10 @@ class Gate:
         """Note a failed login, limited per hour."""
         detail = {"address": address}
         self.access.audit_log.note(name, how, "login.fail", name, detail)
+
+
+def _studies(row: Row) -> frozenset[str] | None:
+    return None if row["studies"] is None else frozenset(row["studies"])
 
 
 def _without_port(address: str) -> str:

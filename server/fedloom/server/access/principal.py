@@ -16,6 +16,7 @@ class Principal:
         name: of the local user, of the account, or of the API token.
         scope: what it may do.
         how: `socket`, `session`, `token` or `oidc`.
+        studies: that it is limited to; None for no limit.
         csrf: token that a form or an htmx request must send back, for a session by cookie.
     """
 
@@ -23,3 +24,10 @@ class Principal:
     scope: Scope
     how: str
     csrf: str = ""
+    studies: frozenset[str] | None = None
+
+    @property
+    def audience(self) -> str:
+        """Principals of one audience see the same answers."""
+        limit = "" if self.studies is None else "/".join(["", *sorted(self.studies)])
+        return f"{self.scope}{limit}"

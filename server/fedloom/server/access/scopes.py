@@ -16,10 +16,11 @@ from urllib.parse import parse_qs
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 
-from fedloom.server.access.errors import ForbiddenError
+from fedloom.server.access.errors import ForbiddenError, HiddenError
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import LOCAL_USER, Principal
 from fedloom.server.access.shield import PRINCIPAL
+from fedloom.server.access.studies import limit
 from fedloom.server.ledger.access.accounts import Scope
 
 CSRF_HEADER = "x-csrf-token"
@@ -60,6 +61,8 @@ class needs:  # noqa: N801 - read as a word: Depends(needs(Scope.VIEWER))
             ForbiddenError: its scope is too low, or another site sent the request.
         """
         principal = await principal_of(request)
+        if not limit(principal, request):
+            raise HiddenError("There is no such page for users of a study.")
         if not principal.scope.covers(self.scope):
             raise ForbiddenError(
                 f"This needs the scope {self.scope}, but {principal.name} has {principal.scope}. "

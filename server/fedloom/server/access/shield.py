@@ -177,7 +177,7 @@ class _Answer:
     def __init__(self, send: Send, path: str, *, secure: bool) -> None:
         self._send = send
         self._secure = secure
-        self._is_static = path.startswith("/static/")
+        self._is_static = path.startswith(("/static/", "/docs/"))
         self.is_events = False
 
     async def send(self, message: Message) -> None:
@@ -236,7 +236,9 @@ class _Watch:
         except Exception:  # of the ledger: no stream continues unchecked
             log.exception("a credential could not be checked: its stream of events ends")
             return False
-        return before is None or (now is not None and now.scope.covers(before.scope))
+        if before is None or now is None:
+            return before is None
+        return now.scope.covers(before.scope) and now.studies == before.studies
 
 
 def _fault(status: int, message: str, kind: str = "usage", **headers: str) -> JSONResponse:

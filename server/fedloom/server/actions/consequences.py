@@ -43,9 +43,12 @@ class Wish:
             return f"Round {number} is already closing: nothing changes."
         if self.action is Action.RETRY and self.round and asked is None:
             return f"Round {number} is already open with the same model: nothing changes."
+        same = ""
+        if self.action is Action.PRIORITY and self._rank() == self.run.rank:
+            same = "priority and share"
         if self.action is Action.GOAL and self.round and self._same_goal(self.round):
-            return f"{name} already has this goal and quorum: nothing changes."
-        return ""
+            same = "goal and quorum"
+        return f"{name} already has this {same}: nothing changes." if same else ""
 
     def _same_goal(self, now: Mapping[str, Any]) -> bool:
         goal, quorum = self.arguments.goal, self.arguments.quorum
@@ -70,9 +73,18 @@ class Wish:
             Action.ABORT: f"drops {which}{updates} and opens another from the same model.",
             Action.EXTEND: f"gives {which} {self.arguments.seconds or 0.0:g} s more.",
             Action.RETRY: again,
+            Action.PRIORITY: f"has priority {self._rank()[0]} and share {self._rank()[1]:g} from "
+            "now on. Tasks under way are not interrupted.",
             Action.GOAL: f"uses {self._goal_words()} from now on, for {which} and later ones.",
         }
         return f"{name} {effects[self.action]}"
+
+    def _rank(self) -> tuple[int, float]:
+        (priority, share), wish = self.run.rank, self.arguments
+        return (
+            priority if wish.priority is None else wish.priority,
+            share if wish.share is None else wish.share,
+        )
 
     def _goal_words(self) -> str:
         goal, quorum = self.arguments.goal, self.arguments.quorum
@@ -132,6 +144,10 @@ def _counted(numbers: tuple[int, ...]) -> str:
 def hold_words(client: ClientView, wanted: Hold | None) -> str:
     """What quarantine, draining or releasing a client does."""
     name, works = client.name, f" It works on {client.task} now." if client.task else ""
+    if wanted is None and client.hold is None and client.failures:
+        times = "failure" if client.failures == 1 else "failures in a row"
+        again = "gets offers again at once" if client.cools_until else "gets offers as before"
+        return f"{name} {again}; its {client.failures} {times} no longer count."
     if client.hold == wanted:
         is_so = {None: "not on hold", Hold.DRAIN: "drained"}.get(wanted, "in quarantine")
         return f"{name} is already {is_so}: nothing changes."

@@ -106,7 +106,7 @@ async def _words(context: ConsoleContext, wish: NewPrivacyBudget, label: str) ->
     return " ".join(parts)
 
 
-_ACTIVE = ("running", "paused")
+_ACTIVE = ("running", "paused", "queued")
 
 
 def _whose(label: str) -> str:

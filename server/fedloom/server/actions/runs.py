@@ -1,34 +1,84 @@
 """Actions on runs: submit, roll back, and steer (pause, resume, stop, close, abort and others)."""
 
 import asyncio
+import json
 from dataclasses import replace
 
 from fedloom.protocol import flower_messages
 from fedloom.protocol.errors import UsageError
 from fedloom.server.access.principal import Principal
+from fedloom.server.access.studies import sees, studies
 from fedloom.server.actions.consequences import Wish, rollback_words
 from fedloom.server.ledger import require_run
+from fedloom.server.ledger.audit_trail import Filter
 from fedloom.server.ledger.rows import RunRow
 from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import ConflictError
-from fedloom.server.queries.runs import run_summary
+from fedloom.server.queries.runs import with_place
 from fedloom.server.queries.views import Acted, Action, ActionArguments, NewRun, RunView
-from fedloom.server.rounds.manager import new_id
+from fedloom.server.rounds.manager import NoBudgetError, new_id
+
+MOST_UPLOADS = 100
+"""Latest uploads of one model that are looked at."""
 
 
 async def submit(context: ConsoleContext, principal: Principal, new: NewRun) -> RunView:
     """Start a run from a stored model."""
     spec = await asyncio.to_thread(parse, new.spec)  # the noise of a private run takes seconds
-    digest = await _model(context, spec, new.model)
+    check_seen(spec)
+    _check_app(context, spec)
+    digest = await _model(context, principal, spec, new.model)
     run = new_id(spec.name)
     await context.hold(digest)
     await context.audit(principal, "run.submit", run, {"model": digest})
-    await context.runs.submit(new.spec, digest, run)
-    return run_summary(await _row(context, run))
+    try:
+        await context.runs.submit(new.spec, digest, run)
+    except NoBudgetError as error:
+        raise UsageError(_budget_words(error)) from None
+    return await with_place(context, await _row(context, run))
 
 
-async def _model(context: ConsoleContext, spec: RunSpec, wanted: str) -> str:
+def check_seen(spec: RunSpec) -> None:
+    """Check that a run is of a study that this request sees.
+
+    Raises:
+        UsageError: it is of another one, or of none.
+    """
+    if not sees(spec.study):
+        raise UsageError(
+            f"Expected `study` in run.toml as one of yours ({', '.join(sorted(studies() or ()))}), "
+            f"got {spec.study or 'none'}."
+        )
+
+
+def _check_app(context: ConsoleContext, spec: RunSpec) -> None:
+    """Check the `ServerApp` of a run of a study, without the names of the server's others.
+
+    Raises:
+        UsageError: the server has no such app.
+    """
+    wanted = spec.message_settings()
+    if studies() is None or wanted is None or wanted.server_app in context.config.flower_apps:
+        return
+    raise UsageError(
+        "Expected flower.server_app as a name in [flower_apps] of server.toml, got "
+        f"{wanted.server_app!r}."
+    )
+
+
+async def usable_model(context: ConsoleContext, principal: Principal, wanted: str) -> str:
+    """The digest of a model that a principal sees or has uploaded; `wanted` begins it.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    if studies() is not None and await _has_uploaded(context, principal, wanted):
+        return wanted
+    return await context.digest(wanted)
+
+
+async def _model(context: ConsoleContext, principal: Principal, spec: RunSpec, wanted: str) -> str:
     """The digest of the initial model; a run of a Flower `ServerApp` has an empty one.
 
     Raises:
@@ -41,8 +91,23 @@ async def _model(context: ConsoleContext, spec: RunSpec, wanted: str) -> str:
             else "Expected a model to start from, got none."
         )
     if wanted:
-        return await context.digest(wanted)
+        return await usable_model(context, principal, wanted)
     return await context.in_disk(context.models.save, flower_messages.as_tensor(b"\0"), {})
+
+
+def _budget_words(error: NoBudgetError) -> str:
+    """Why a budget has no room; without names for those who see only some studies."""
+    if studies() is None:
+        return str(error)
+    return "A privacy budget has no room for this run: ask an administrator of the server."
+
+
+async def _has_uploaded(context: ConsoleContext, principal: Principal, digest: str) -> bool:
+    """Whether this principal has uploaded the whole model; another may have the same name."""
+    its = Filter(who=principal.name, action="model.add", subject=digest)
+    found = await context.in_reader(context.ledger.trail.page, its, MOST_UPLOADS)
+    limits = [json.loads(entry["detail"]).get("studies") for entry in found]
+    return sorted(principal.studies or ()) in limits
 
 
 async def roll_back(
@@ -61,10 +126,12 @@ async def roll_back(
         if not preview:
             await context.audit(principal, "run.rollback", run, {"round": number})
             point = await context.runs.roll_back(run, number)
+    except NoBudgetError as error:
+        raise ConflictError(_budget_words(error)) from None
     except UsageError as error:
         raise ConflictError(str(error)) from error
     changed = bool(point.undone) and not preview
-    return _acted(await _row(context, run), words, changed=changed)
+    return await _acted(context, await _row(context, run), words, changed=changed)
 
 
 async def steer(
@@ -84,6 +151,8 @@ async def steer(
     """
     if action is Action.EXTEND and arguments.seconds is None:
         raise UsageError("Expected `seconds` to extend the deadline by, got none.")
+    if action is Action.PRIORITY and arguments.priority is None and arguments.share is None:
+        raise UsageError("Expected `priority`, `share` or both, got neither.")
     run = await context.run_id(run)
     if arguments.request is None or preview:
         return await _steer(context, principal, run, action, arguments, preview=preview)
@@ -120,26 +189,29 @@ async def _steer(
     wish = _wish(context, row, action, arguments)
     done, words = wish.done(), wish.words()
     if done or preview:
-        return _acted(row, done or words, changed=False)
+        return await _acted(context, row, done or words, changed=False)
     detail = arguments.model_dump(exclude_defaults=True)
     await context.audit(principal, f"run.{action}", run, detail)
     if done := _wish(context, row, action, arguments).done():  # done by another request meanwhile
-        return _acted(await _row(context, run), done, changed=False)
+        return await _acted(context, await _row(context, run), done, changed=False)
     try:
         changed = await _do(context, run, action, arguments)
+    except NoBudgetError as error:
+        raise ConflictError(_budget_words(error)) from None
     except UsageError as error:
         raise ConflictError(str(error)) from error
     if not changed:
         words = _wish(context, row, action, arguments).done() or words
-    acted = _acted(await _row(context, run), words, changed=changed)
+    acted = await _acted(context, await _row(context, run), words, changed=changed)
     if name:
         reply = acted.model_dump(mode="json")
         await context.in_ledger(context.ledger.keep_reply, name, reply)
     return acted
 
 
-def _acted(row: RunRow, words: str, *, changed: bool) -> Acted:
-    return Acted(**run_summary(row).model_dump(), changed=changed, consequence=words)
+async def _acted(context: ConsoleContext, row: RunRow, words: str, *, changed: bool) -> Acted:
+    summary = await with_place(context, row)
+    return Acted(**summary.model_dump(), changed=changed, consequence=words)
 
 
 def _wish(context: ConsoleContext, row: RunRow, action: Action, arguments: ActionArguments) -> Wish:
@@ -163,6 +235,9 @@ async def _do(
             goal, quorum = (1, 1) if driver is None else driver.position.goals
             wanted = arguments.goal or goal
             await context.runs.change_goals(run, wanted, arguments.quorum or min(quorum, wanted))
+            return True
+        case Action.PRIORITY:
+            await context.runs.change_rank(run, arguments.priority, arguments.share)
             return True
         case _:
             return await context.runs.command(run, action.value, arguments.reason)

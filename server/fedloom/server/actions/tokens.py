@@ -14,6 +14,7 @@ from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import ConflictError, NotFoundError
 from fedloom.server.queries.tokens import token_view
 from fedloom.server.queries.views import IssuedToken, NewToken, TokenView
+from fedloom.server.studies import check_study
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +32,13 @@ async def create_token(
             "Clients need no token, as this server runs on plaintext: to enrol devices, run it "
             "without --plaintext-loopback."
         )
+    check_study(wish.study)
     client = await _free_name(context) if wish.client is None else check_client_name(wish.client)
-    await context.audit(principal, "token.create", client, {"ttl_s": wish.ttl_s})
+    await context.audit(principal, "token.create", client, _detail(wish))
     created_at = time.time()
     expires_at = created_at + wish.ttl_s
-    token = await _store_token(context, context.authority.root_pin, client, expires_at)
+    pin = context.authority.root_pin
+    token = await _store_token(context, pin, client, expires_at, wish.study)
     context.live.changed("tokens")
     log.info("created token %s for %s", token.id, client)
     return IssuedToken(
@@ -49,16 +52,22 @@ async def create_token(
 
 
 async def _store_token(
-    context: ConsoleContext, pin: bytes, client: str, expires_at: float
+    context: ConsoleContext, pin: bytes, client: str, expires_at: float, study: str
 ) -> tokens.Token:
     while True:
         token = tokens.make_token(pin)
         hashed = tokens.secret_hash(token.secret)
         try:
-            await context.in_ledger(context.ledger.add_token, token.id, hashed, client, expires_at)
+            await context.in_ledger(
+                context.ledger.add_token, token.id, hashed, client, expires_at, study
+            )
         except sqlalchemy.exc.IntegrityError:
             continue  # the short id was drawn before
         return token
+
+
+def _detail(wish: NewToken) -> dict[str, object]:
+    return {"ttl_s": wish.ttl_s} | ({"study": wish.study} if wish.study else {})
 
 
 async def _free_name(context: ConsoleContext) -> str:

@@ -25,6 +25,7 @@ from math import inf
 from typing import Any, ClassVar
 
 from fedloom.protocol.errors import Code
+from fedloom.strategies.selection.roster import Attendance
 
 from . import events, steps
 from .clock import AT_ONCE
@@ -45,11 +46,13 @@ class MemberSnapshot:
         phase: as stored.
         grace_s: seconds left of its grace period or time to answer; None while it is in contact
             and has answered.
+        reason: of its failure or refusal.
     """
 
     origin: int
     phase: Phase
     grace_s: float | None = None
+    reason: str = ""
 
 
 class Buffer(RoundEngine):
@@ -113,16 +116,20 @@ class Buffer(RoundEngine):
             paused: whether the buffer stays paused.
             last: the run wants no other buffer after this one.
         """
-        here = available if isinstance(available, Collection) else list(available)
-        idle = [client for client in here if client not in members]
+        here = available if isinstance(available, Collection | Attendance) else list(available)
+        if isinstance(here, Attendance):
+            idle: Attendance | list[str] = here.without(members)
+        else:
+            idle = [client for client in here if client not in members]
         self = cls(config, number=number, select=select, now=now, available=idle, last=last)
         self.state = state
         over = state is RoundState.COMMITTED
         self.clock.check_at = inf if over else AT_ONCE
         self.clock.deadline = inf if over else now + deadline_left_s
+        self.clock.look_at = inf if over else now + config.patience_s  # the others return, too
         for client, member in members.items():
             self._origins[client] = member.origin
-            self.cohort.put(client, member.phase)
+            self.cohort.put(client, member.phase, member.reason)
         for grace_s, client in sorted(_grace(members)):
             offered = members[client].phase is Phase.OFFERED
             (self.cohort.offer if offered else self.cohort.leave)(client, now + grace_s)
@@ -139,6 +146,10 @@ class Buffer(RoundEngine):
     def continues(self) -> bool:
         """Whether members keep working after a commit, for the next buffer."""
         return not self.last and self.state is not RoundState.ABANDONED
+
+    def complete(self) -> list[RoundEffect]:
+        """Close."""
+        return steps.close(self)
 
     def origin(self, client: str) -> int | None:
         """The round in which a member was asked; None for others."""
@@ -174,18 +185,39 @@ class Buffer(RoundEngine):
         return self._open_if_ready()
 
     def _open_if_ready(self, _: events.Wake | None = None) -> list[RoundEffect]:
-        config = self.config
-        needed = max(min(config.goal, config.concurrency), config.candidates)
-        return [] if self.clock.paused or len(self.candidates) < needed else self._open()
+        if self.clock.paused or len(self.candidates) < self.needed:
+            return []
+        return self._open() if len(self.candidates) - self.set_aside() >= self.needed else []
 
     def _open(self) -> list[RoundEffect]:
-        chosen = self.candidates.take(max(0, min(len(self.candidates), self.free)))
+        usable = len(self.candidates) - self.set_aside()
+        chosen = self.candidates.take(max(0, min(usable, self.free)))
         offers = [self.ask(client) for client in chosen]
         clock = self.clock
         clock.deadline = clock.now + self.config.deadline_s
         clock.check_at = min(clock.deadline, self.cohort.next_loss())
+        clock.hope()
         self.state = RoundState.REPORTING
         return [Opened(tuple(chosen)), *offers]
+
+    @property
+    def needed(self) -> int:
+        """Candidates that the first buffer needs to open."""
+        return max(min(self.config.goal, self.config.concurrency), self.config.candidates)
+
+    @property
+    def needed_next(self) -> int:
+        """Idle clients that the next buffer will ask at once."""
+        return max(0, self.free)
+
+    def could_ask(self, client: str) -> bool:
+        """Whether a client could be asked for this model."""
+        return client not in self.cohort and client not in self._resting
+
+    @property
+    def spare_reports(self) -> int:
+        """0: every update frees a place."""
+        return 0
 
     @property
     def free(self) -> int:

@@ -12,6 +12,8 @@ from typing import ClassVar
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies.staleness import InverseSqrt, Staleness
 
+from .best import BestSettings
+
 LEAST_ANSWER_S = 10.0
 """Shortest time to answer an offer: clients may be far away, and busy when it arrives."""
 
@@ -37,6 +39,8 @@ class RoundConfig:
         candidates: clients that must be available before the cohort is drawn from them; the goal
             if that is higher.
         replace: whether an idle client replaces a member that dropped out.
+        give_up_s: seconds, but at most `patience_s`, that the round still waits for another client
+            once failures have put its quorum out of reach. At least 0, finite.
 
     Raises:
         UsageError: a value is out of its range.
@@ -51,6 +55,7 @@ class RoundConfig:
     patience_s: float = 30.0
     candidates: int = 1
     replace: bool = True
+    give_up_s: float = 3.0
 
     def __post_init__(self) -> None:
         _expect(self.candidates >= 1, f"candidates={self.candidates} >= 1 clients")
@@ -63,6 +68,7 @@ class RoundConfig:
         )
         _expect(0 < self.deadline_s < inf, f"deadline_s={self.deadline_s} > 0 and finite")
         _expect(0 <= self.patience_s < inf, f"patience_s={self.patience_s} >= 0 and finite")
+        _expect(0 <= self.give_up_s < inf, f"give_up_s={self.give_up_s} >= 0 and finite")
 
     @property
     def cohort_size(self) -> int:
@@ -107,6 +113,7 @@ class SampledConfig(RoundConfig):
         patience_s: as of a round.
         candidates: clients that must be available before the cohort is drawn from them.
         replace: False.
+        give_up_s: unused, since no quorum is out of reach.
 
     Raises:
         UsageError: a value is out of its range.
@@ -142,6 +149,7 @@ class MessageConfig(RoundConfig):
         patience_s: as of a round.
         candidates: 1.
         replace: False.
+        give_up_s: unused.
 
     Raises:
         UsageError: a value is out of its range.
@@ -169,6 +177,7 @@ class BufferConfig(RoundConfig):
         candidates: clients that must be available before the first buffer opens.
         over_selection: 1; `concurrency` sets how many are at work.
         replace: True.
+        give_up_s: as of a round.
 
     Raises:
         UsageError: a value is out of its range.
@@ -190,6 +199,50 @@ class BufferConfig(RoundConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedConfig(RoundConfig):
+    """The settings of masked rounds: their members' updates are summed in masking sessions.
+
+    Attributes:
+        goal: clients; the sessions open when this many are ready.
+        over_selection: as of a round.
+        quorum: of members of sessions, from `min_group` to `goal`; bodies, too, in all sessions
+            together.
+        deadline_s: seconds from the opening of REPORTING until the sessions open with those that
+            are ready, or the round is abandoned.
+        patience_s: as of a round; a session, too, waits so long for a member out of contact.
+        candidates: as of a round.
+        replace: as of a round.
+        give_up_s: as of a round.
+        group: most members of a session; from 2 to `MOST_IN_GROUP`.
+        min_group: fewest members of a session; at least 2.
+        phase_s: seconds that members have for each message.
+        upload_s: seconds that members have for their masked bodies.
+        session_s: seconds from the roster until members forget their secrets.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    MOST_IN_GROUP: ClassVar[int] = 128
+
+    group: int = 64
+    min_group: int = 16
+    phase_s: float = 30.0
+    upload_s: float = 300.0
+    session_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        RoundConfig.__post_init__(self)
+        least, most = self.min_group, self.MOST_IN_GROUP
+        _expect(2 <= self.group <= most, f"group={self.group} from 2 to {most} members")
+        _expect(2 <= least <= self.group, f"min_group={least} from 2 to group={self.group} members")
+        _expect(least <= self.quorum, f"quorum={self.quorum} >= min_group={least} clients")
+        for name in ("phase_s", "upload_s", "session_s"):
+            seconds = getattr(self, name)
+            _expect(0 < seconds < inf, f"{name}={seconds} > 0 and finite")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """How many rounds a run wants, and when it pauses.
 
@@ -201,6 +254,7 @@ class RunConfig:
         max_abandoned: abandoned rounds in a row after which the run pauses. At least 1.
         most_opened: training rounds that it may open, abandoned ones included; None for any.
         on_demand: whether rounds open when there are messages to send, in any number.
+        best: how its best model is found, and when it ends early; None for neither.
 
     Raises:
         UsageError: a value is out of its range.
@@ -213,6 +267,7 @@ class RunConfig:
     max_abandoned: int = 3
     most_opened: int | None = None
     on_demand: bool = False
+    best: BestSettings | None = None
 
     def __post_init__(self) -> None:
         _expect(self.rounds >= 1, f"rounds={self.rounds} >= 1")

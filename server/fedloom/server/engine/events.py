@@ -60,10 +60,11 @@ class UpdateRefused:
     """A client's update was refused for its content; the round no longer waits for it.
 
     The driver does not report transport faults (truncated, bad checksum): the client retries.
+    `reason` is the refusal's code, a colon and its message.
     """
 
     client: str
-    code: str = ""
+    reason: str = ""
 
 
 # ---- time ------------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ class Round(RoundEngine):
         now: float,
         available: Iterable[str] = (),
         paused: bool = False,
+        reasons: Mapping[str, str] | None = None,
     ) -> "Round":
         """Continue a round after a restart.
 
@@ -86,27 +87,42 @@ class Round(RoundEngine):
             now: monotonic seconds.
             available: clients that are idle already.
             paused: whether the round stays paused.
+            reasons: of the members that failed or were refused, as text.
 
         Raises:
             IntegrityError: the stored round contradicts itself.
         """
+        self = cls(config, select=select, now=now, available=set(available) - cohort.keys())
+        self._continue(state, cohort, accepted, deadline_left_s, reasons or {})
+        if paused and state is RoundState.REPORTING:
+            self.clock.pause()
+        return self
+
+    def _continue(
+        self,
+        state: RoundState,
+        cohort: Mapping[str, Phase],
+        accepted: Collection[str],
+        deadline_left_s: float,
+        reasons: Mapping[str, str],
+    ) -> None:
+        """Take over the state of a stored round; see `restore`."""
+        config, now = self.config, self.clock.now
         strangers = set(accepted) - cohort.keys()
         if strangers:
             raise IntegrityError(f"Expected updates of the cohort alone, got {min(strangers)}'s.")
         if state not in (RoundState.REPORTING, RoundState.CLOSING):
             raise IntegrityError(f"Expected a round that is reporting or closing, got {state}.")
-        self = cls(config, select=select, now=now, available=set(available) - cohort.keys())
         self.state = state
         self._places = max(config.goal, min(len(cohort), config.cohort_size))
         self.clock.deadline = now + deadline_left_s
+        self.clock.look_at = now + config.patience_s  # the other clients return, too
         for client, phase in cohort.items():
             lapsed = phase is Phase.REPORTED and client not in accepted
             settled = Phase.REPORTED if client in accepted else phase
-            self.cohort.put(client, Phase.OFFERED if lapsed else settled)
+            reason = reasons.get(client, "")
+            self.cohort.put(client, Phase.OFFERED if lapsed else settled, reason)
             self.cohort.leave(client, now + config.patience_s)
-        if paused and state is RoundState.REPORTING:
-            self.clock.pause()
-        return self
 
     # ---- what the driver reads ---------------------------------------------------------------
 
@@ -114,6 +130,10 @@ class Round(RoundEngine):
     def continues(self) -> bool:
         """False: a round is the only one of its engine."""
         return False
+
+    def complete(self) -> list[RoundEffect]:
+        """Close."""
+        return steps.close(self)
 
     def origin(self, _: str) -> None:
         """None: members are asked in this round."""
@@ -128,6 +148,23 @@ class Round(RoundEngine):
             return Code.NOT_IN_COHORT
         return None if self.state is RoundState.REPORTING else Code.ROUND_CLOSED
 
+    @property
+    def needed(self) -> int:
+        """Candidates that the round needs to open; of named clients, those that are there."""
+        if self._named:
+            return sum(client in self.candidates for client in self._named)
+        return self.config.needed
+
+    @property
+    def needed_next(self) -> int:
+        """Idle clients that a next round like this one will need; named ones are not known."""
+        at_work = self.cohort.at_work if self.state is RoundState.REPORTING else 0
+        return 0 if self._named else max(0, self.config.needed - at_work)
+
+    def could_ask(self, client: str) -> bool:
+        """Whether a client could join: each is asked once."""
+        return client not in self.cohort
+
     # selecting
 
     def _candidate_came(self, event: events.Attended) -> list[RoundEffect]:
@@ -139,18 +176,22 @@ class Round(RoundEngine):
         if clock.paused:
             return []
         if self._named:
-            return self._open_for(self._named)
+            ready = not self.needed or len(candidates) - self.set_aside() >= self.needed
+            return self._open_for(self._named) if ready else []
         if len(candidates) < config.needed:
             return []
-        most = min(len(candidates), config.cohort_size)
+        usable = len(candidates) - self.set_aside()
+        if usable < config.needed:
+            return []
+        most = min(usable, config.cohort_size)
         chosen = candidates.take(None if config.by_coins else most)
         clock.deadline = clock.check_at = clock.now + config.deadline_s
-        for client in chosen:
-            self.offer(client)
-        self._places = len(chosen)
+        cohort = tuple(chosen)
+        self.cohort.offer_all(cohort, clock.grace_until(config.answer_s))
+        self._places = len(cohort)
         self.state = RoundState.REPORTING
-        opened: list[RoundEffect] = [Opened(tuple(chosen)), *map(Offer, chosen)]
-        return opened if chosen else opened + steps.close(self)  # coins may draw nobody
+        opened: list[RoundEffect] = [Opened(cohort), *map(Offer, cohort)]
+        return opened if cohort else opened + steps.close(self)  # coins may draw nobody
 
     def _open_for(self, named: Sequence[str]) -> list[RoundEffect]:
         """Open for these clients; the grace period of those that are away begins."""
@@ -189,6 +230,12 @@ class Round(RoundEngine):
         # A report frees no place, and while others are at work only the goal can close the round.
         waits = cohort.accepted < self.config.enough and cohort.at_work
         return [] if waits else steps.settle(self)
+
+    @property
+    def spare_reports(self) -> int:
+        """See `RoundEngine`: the goal closes the round, or that nobody is at work."""
+        cohort = self.cohort
+        return int(min(self.config.enough - cohort.accepted, cohort.at_work)) - 1
 
     @property
     def free(self) -> int:

@@ -1,7 +1,7 @@
 """What a round and a buffer share: the state that both keep, and how an event is handled."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, ClassVar
 
@@ -12,8 +12,9 @@ from .cohort import Cohort
 from .config import RoundConfig
 from .effects import Offer, RoundEffect
 from .errors import OperatorRefused
-from .events import BufferEvent, Wake
+from .events import BufferEvent, OfferAccepted, Wake
 from .selection import CandidatePool, Select
+from .session_events import MaskedEvent
 from .states import REFUSE, RoundState, Verdict
 
 _WAKE = Wake()
@@ -31,9 +32,14 @@ class RoundEngine(ABC):
         cohort: its members and the phase of each.
         candidates: idle clients outside the cohort.
         clock: its deadline and its pause.
+        set_aside: returns how many candidates are left to other runs now, whose turn comes first.
+        elsewhere: counts the clients outside the cohort that are not idle, but may be before the
+            deadline, such as those at work for another run; the driver sets it.
     """
 
-    __slots__ = ("candidates", "clock", "cohort", "config", "reason", "state")
+    __slots__ = (
+        "candidates", "clock", "cohort", "config", "elsewhere", "reason", "set_aside", "state"
+    )  # fmt: skip
 
     TABLE: ClassVar[Mapping[RoundState, Mapping[type[Any], Any]]]
     """State and event to a step, which returns effects, or to a verdict."""
@@ -47,15 +53,18 @@ class RoundEngine(ABC):
         self.candidates = CandidatePool(select, available)
         self.cohort = Cohort()
         self.clock = RoundClock(now)
+        self.set_aside: Callable[[], int] = int  # none
+        self.elsewhere: Callable[[], int] = int  # nobody
 
-    def handle(self, event: BufferEvent, now: float) -> list[RoundEffect]:
+    def handle(self, event: BufferEvent | MaskedEvent, now: float) -> list[RoundEffect]:
         """Process an event and return what is to be done, in order.
 
         The event comes before what is due at the same time: an update that was accepted before
         the deadline was noticed still counts.
 
         Args:
-            event: what happened; `NextBuffer` and `Disband` are for buffers alone.
+            event: what happened; `NextBuffer` and `Disband` are for buffers alone, those of
+                `session_events` for masked rounds.
             now: monotonic seconds; an earlier time than the last counts as the last.
 
         Raises:
@@ -76,6 +85,33 @@ class RoundEngine(ABC):
             clock.check_at = self._next_due()
         return effects
 
+    # ---- many events at once -----------------------------------------------------------------
+    # A simulation hands over a million events in seconds. These do what `handle` does for each.
+
+    def start_all(self, clients: Sequence[str], now: float) -> list[RoundEffect]:
+        """Handle an `OfferAccepted` of each; they were offered their tasks at this time."""
+        clock = self.clock
+        if self.state is not RoundState.REPORTING or now >= clock.check_at:
+            return [e for client in clients for e in self.handle(OfferAccepted(client), now)]
+        clock.now = max(now, clock.now)
+        self.cohort.start_all(clients)
+        return []
+
+    def report_all(self, clients: Sequence[str], now: float) -> None:
+        """Handle an `UpdateAccepted` of each; the last came at this time.
+
+        Args:
+            clients: at most `spare_reports`, all different and in training.
+            now: before `clock.check_at`.
+        """
+        self.clock.now = max(now, self.clock.now)
+        self.cohort.report_all(clients)
+
+    @property
+    @abstractmethod
+    def spare_reports(self) -> int:
+        """Updates that may still count before one of them can have an effect."""
+
     @property
     def wake_at(self) -> float | None:
         """Monotonic seconds of the next `Wake` that is needed, or None."""
@@ -87,7 +123,8 @@ class RoundEngine(ABC):
     def _next_due(self) -> float:
         if self.clock.paused_at is not None or self.state is not RoundState.REPORTING:
             return inf
-        return min(self.clock.deadline, self.cohort.next_loss())
+        clock = self.clock
+        return min(clock.deadline, clock.give_up_at, clock.look_at, self.cohort.next_loss())
 
     def offer(self, client: str) -> None:
         """Put a client into the cohort, or a member back, with its time to answer from now on."""
@@ -97,6 +134,10 @@ class RoundEngine(ABC):
     @abstractmethod
     def continues(self) -> bool:
         """Whether members keep working after a commit, for the next round of this engine."""
+
+    @abstractmethod
+    def complete(self) -> list[RoundEffect]:
+        """Stop waiting for updates: there are enough, or an operator said so."""
 
     @abstractmethod
     def origin(self, client: str) -> int | None:
@@ -112,6 +153,20 @@ class RoundEngine(ABC):
 
         The ledger recognises a repeat of an accepted update before this is asked.
         """
+
+    @property
+    @abstractmethod
+    def needed(self) -> int:
+        """Candidates that a round needs to open."""
+
+    @property
+    @abstractmethod
+    def needed_next(self) -> int:
+        """Idle clients that the next round will need, beside the members at work."""
+
+    @abstractmethod
+    def could_ask(self, client: str) -> bool:
+        """Whether a client could be recruited, were it idle."""
 
     @property
     @abstractmethod

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from fedloom.protocol.task_kind import Kind
 
+from .best import BestModel, stalled
 from .config import RunConfig
 from .errors import OperatorRefused
 from .events import Pause, Resume
@@ -30,9 +31,15 @@ class Started:
 
 @dataclass(slots=True)
 class RoundCommitted:
-    """The open round was committed."""
+    """The open round was committed.
+
+    Attributes:
+        kind: of the round.
+        best: the best model after it; None in a run that has none.
+    """
 
     kind: RoundKind
+    best: BestModel | None = None
 
 
 @dataclass(slots=True)
@@ -78,9 +85,11 @@ class RolledBack:
 
     Attributes:
         trained: committed training rounds of the current model; None if nothing changed.
+        best: the best model of the rounds that still count.
     """
 
     trained: int | None
+    best: BestModel | None = None
 
 
 RunEvent = (
@@ -146,6 +155,7 @@ class RunProgress:
         evaluated: whether a round of evaluation was committed since the last training round.
         abandoned_in_a_row: rounds abandoned since the last commit or resume.
         open_kind: the kind of the open round, or None when no round is open.
+        best: the best model so far; None in a run that has none.
     """
 
     opened: int = 0
@@ -153,6 +163,7 @@ class RunProgress:
     evaluated: bool = False
     abandoned_in_a_row: int = 0
     open_kind: RoundKind | None = None
+    best: BestModel | None = None
 
 
 class Run:
@@ -205,10 +216,18 @@ class Run:
         if self.held or self.config.on_demand:
             return []
         kind = self._next_kind()
-        if kind is None:
-            self._become(RunState.FINISHED)
+        why = "" if kind is None else self._stalled()
+        if kind is None or why:
+            self._become(RunState.FINISHED, why)
             return [Finish()]
         return self._open(kind)
+
+    def _stalled(self) -> str:
+        """Why the run ends before its last round; empty if it does not."""
+        settings, best = self.config.best, self.progress.best
+        if settings is None or best is None or self.progress.open_kind is not None:
+            return ""
+        return stalled(settings, best)
 
     def _open(self, kind: RoundKind) -> list[RunEffect]:
         if self.progress.open_kind is not None:
@@ -254,6 +273,7 @@ class Run:
             evaluated=event.kind is RoundKind.EVALUATE,
             abandoned_in_a_row=0,
             open_kind=None,
+            best=event.best,
         )
         return []
 
@@ -291,6 +311,7 @@ class Run:
     def _committed_in_pause(self, event: RoundCommitted) -> list[RunEffect]:
         self._count(event)
         over = self._next_kind() is None and not self.config.on_demand
+        over = over or bool(self._stalled())
         return self._started() if over else []
 
     def _abandoned_in_pause(self, event: RoundAbandoned) -> list[RunEffect]:
@@ -312,8 +333,9 @@ class Run:
         self.held = False
         if event.trained is not None:
             self.progress = replace(
-                self.progress, trained=event.trained, evaluated=False, abandoned_in_a_row=0
-            )
+                self.progress, trained=event.trained, evaluated=False, abandoned_in_a_row=0,
+                best=event.best,
+            )  # fmt: skip
         return self._started() if self.state is RunState.RUNNING else []
 
     def _break(self, event: Break) -> list[RunEffect]:

@@ -11,6 +11,7 @@ from fedloom.protocol.transport import methods
 from fedloom.protocol.trust.signing import NONCE_BYTES
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import NONCE_SINCE, __version__
+from fedloom.server.background_tasks import to_the_end
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named, check_version
 from fedloom.server.fleet.context import FleetContext
@@ -53,6 +54,7 @@ class Attending:
             federation=self._server.config.federation,
             server_version=__version__,
             unix_time=time.time(),
+            device_every_s=self._server.config.clients.device_report_s,
         )
         await session.send(fleet_pb2.ServerMessage(welcome=welcome))
         self._server.presence.came(client, hello)
@@ -69,7 +71,19 @@ class Attending:
         while (raw := await context.read()) is not grpc.aio.EOF:
             # Not read meanwhile: flow control stops the client.
             await self._server.pace.message(session.client)
-            self._handle(session, _parse(raw))
+            message = _parse(raw)
+            if message.HasField("masking"):
+                await self._mask(session.client, message.masking)
+            else:
+                self._handle(session, message)
+
+    async def _mask(self, client: str, message: fleet_pb2.MaskingMessage) -> None:
+        """Pass on a message of a masking session; its sender learns if the round is over."""
+        if driver := self._driver(client, message.task):
+            await to_the_end(driver.masking_message(client, message))
+        elif message.WhichOneof("kind") != "closing":
+            withdraw = fleet_pb2.Withdraw(task=message.task, reason="The round is over.")
+            self._server.fleet.send(client, fleet_pb2.ServerMessage(withdraw=withdraw))
 
     def _handle(self, session: Session, message: fleet_pb2.ClientMessage) -> None:
         # Not in `_listen`: its variables live while the client is idle, and a round's driver has
@@ -86,9 +100,13 @@ class Attending:
             case "progress":
                 if driver := self._driver(session.client, message.progress.task):
                     driver.client_progressed(session, message.progress)
+            case "device":
+                if self._server.config.clients.device_report_s:
+                    self._server.devices.put(session.client, message.device)
             case _:
                 raise Refusal(
-                    Code.MALFORMED, "Expected an offer_reply, a task_failed or a progress."
+                    Code.MALFORMED,
+                    "Expected an offer_reply, a task_failed, a progress or a device.",
                 )
 
     def _driver(self, client: str, key: fleet_pb2.TaskKey) -> RoundDriver | None:

@@ -6,6 +6,7 @@ from fedloom.protocol.tracing import Tracer
 from fedloom.server.access.audit_log import AuditLog
 from fedloom.server.config import ServerConfig
 from fedloom.server.event_hub import Hub
+from fedloom.server.fleet.device_reports import DeviceReports
 from fedloom.server.fleet.last_seen import Presence
 from fedloom.server.fleet.pacing import PeerPace, SharedRate
 from fedloom.server.fleet.refusal_log import RefusalLog
@@ -24,6 +25,7 @@ class FleetContext(StorageContext):
     Attributes:
         fleet: sessions of the connected clients.
         presence: connects and disconnects that are not stored yet.
+        devices: the latest readings of devices whose owners let them leave.
         refusals: refused calls, counted, and those that are not stored yet.
         pace: of calls and refusals of each client and address.
         renewing: clients whose certificates are being renewed.
@@ -39,6 +41,7 @@ class FleetContext(StorageContext):
     config: ServerConfig
     fleet: Fleet
     presence: Presence = field(default_factory=Presence)
+    devices: DeviceReports = field(default_factory=DeviceReports)
     refusals: RefusalLog
     pace: PeerPace = field(default_factory=PeerPace)
     renewing: set[str] = field(default_factory=set)

@@ -38,12 +38,13 @@ class Downloads:
             Refusal: UNKNOWN_MODEL.
         """
         server = self._server
-        known = self._runs.sends(request.digest)
+        listed = self._runs.file_for(call.client, request.digest)
+        known = listed is not None or self._runs.sends(request.digest)
         if not known and not await server.in_ledger(server.ledger.knows_model, request.digest):
             raise Refusal(
                 Code.UNKNOWN_MODEL, f"Expected a model of this server, got {request.digest!r}."
             )
-        path = server.models.path(request.digest)
+        path = listed or server.models.path(request.digest)
         seen, needed = self._runs.downloading(
             call.client, request.digest, resumed=request.offset > 0
         )

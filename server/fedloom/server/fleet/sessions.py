@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from math import inf
 from typing import Any
 
 from fedloom.protocol.errors import Code, Refusal
@@ -100,6 +101,9 @@ class Fleet:
 
     Args:
         live: notified when a client connects, disconnects or begins a task.
+
+    Attributes:
+        revision: rises with every change of `reachable` or of a client's study.
     """
 
     def __init__(self, live: Hub | None = None) -> None:
@@ -110,6 +114,8 @@ class Fleet:
         self._listeners: list[Listener] = []
         self._sending = BackgroundTasks()
         self._resting: dict[str, asyncio.TimerHandle] = {}
+        self._studies: dict[str, str] = {}
+        self.revision = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -137,9 +143,18 @@ class Fleet:
         """Connected clients without a task, by name."""
         return sorted(c for c, s in self._sessions.items() if self._is_idle(s))
 
-    def connected(self) -> list[str]:
-        """Connected clients that may get offers, by name, with a task or without."""
-        return sorted(client for client in self._sessions if client not in self._held)
+    def connected(self, by: float = inf) -> list[str]:
+        """Connected clients that may get offers by this time, by name, with a task or without.
+
+        `by` is in seconds of the event loop's clock; later end the rests of the clients left out.
+        """
+        late = {client for client, rest in self._resting.items() if rest.when() > by}
+        return sorted(c for c in self._sessions if c not in self._held and c not in late)
+
+    def reachable(self) -> Iterator[str]:
+        """Connected clients that may get offers and do not rest, with a task or without."""
+        held, resting = self._held, self._resting
+        return (name for name in self._sessions if name not in held and name not in resting)
 
     def rest(self, client: str, seconds: float) -> None:
         """Send a client no offers for some time, as it requested; then announce it again."""
@@ -147,12 +162,18 @@ class Fleet:
             return
         if client in self._resting:
             self._resting[client].cancel()
+        self.revision += 1
         after = min(seconds, LONGEST_REST_S)
         loop = asyncio.get_running_loop()
         self._resting[client] = loop.call_later(after, self._rested, client)
 
     def _rested(self, client: str) -> None:
         del self._resting[client]
+        self.revision += 1
+        self.announce(client)
+
+    def announce(self, client: str) -> None:
+        """Notify runs again of a client, if it is connected and idle."""
         session = self._sessions.get(client)
         if session is not None and session.task is None:
             self._announce(client)
@@ -160,6 +181,28 @@ class Fleet:
     def _is_idle(self, session: Session) -> bool:
         away = session.client in self._resting or session.client in self._held
         return session.task is None and not away
+
+    # ---- studies -----------------------------------------------------------------------------
+
+    def study_of(self, client: str) -> str:
+        """The study of a client; empty for none."""
+        return self._studies.get(client, "")
+
+    @property
+    def studies(self) -> set[str]:
+        """Studies that clients are in."""
+        return set(self._studies.values())
+
+    def assign(self, client: str, study: str) -> None:
+        """Set the study of a client; an idle one leaves the runs of others. A task goes on."""
+        if study == self.study_of(client):
+            return
+        self._studies.pop(client, None)
+        if study:
+            self._studies[client] = study
+        self._changed()
+        self._withdraw(client)
+        self.announce(client)
 
     # ---- holds -------------------------------------------------------------------------------
 
@@ -171,6 +214,10 @@ class Fleet:
         """Exclude a client from offers; runs are notified that an idle one has left."""
         self._held[client] = why
         self._changed()
+        self._withdraw(client)
+
+    def _withdraw(self, client: str) -> None:
+        """Notify runs that an idle client has left, except one that claims it."""
         session = self._sessions.get(client)
         if session is not None and session.task is None:
             for listener in list(self._listeners):
@@ -182,9 +229,7 @@ class Fleet:
         if self._held.pop(client, None) is None:
             return
         self._changed()
-        session = self._sessions.get(client)
-        if session is not None and session.task is None:
-            self._announce(client)
+        self.announce(client)
 
     def check(self, client: str) -> None:
         """Check that updates of this client are accepted.
@@ -282,6 +327,7 @@ class Fleet:
             self._sending.start(session.send(message))
 
     def _changed(self) -> None:
+        self.revision += 1
         self.live.changed("clients", look=self._counts)
 
     def _counts(self) -> dict[str, int]:

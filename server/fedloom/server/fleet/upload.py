@@ -19,7 +19,6 @@ from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.tracing import NO_SPAN, Span
 from fedloom.protocol.transport import methods
-from fedloom.protocol.updates.body import BodyChecker
 from fedloom.protocol.updates.header import PlannedPart, header_limit_bytes
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.background_tasks import to_the_end
@@ -133,9 +132,12 @@ class Uploads:
         """
         server = self._server
         row = await server.in_ledger(server.ledger.find_update, *key, header.client)
-        if row is None:
+        known = None if row is None else row.identity
+        if known is None and header.masking_session:
+            known = await server.in_ledger(server.ledger.body_digest, *key, header.client)
+        if known is None:
             return False
-        if row.identity != identity:
+        if known != identity:
             raise Refusal(
                 Code.CONFLICTING_UPDATE,
                 "This client's update of this round was accepted before; this one differs from it.",
@@ -177,9 +179,8 @@ class Uploads:
     ) -> float:
         """Receive and sync a body; returns its norm."""
         server, driver, header = self._server, admitted.driver, admitted.header
-        plan, meters = admitted.plan, self._server.meters
-        checker = BodyChecker(header, admitted.planned, plan.limits, plan.manifest)
-        body = IncomingBody(server, file, checker)
+        meters = self._server.meters
+        body = IncomingBody(server, file, driver.checker(header, admitted.planned))
         await body.rescan()
         proceed = fleet_pb2.UploadReply(proceed=fleet_pb2.Proceed(offset=file.received))
         await context.write(proceed.SerializeToString())

@@ -14,7 +14,7 @@ import grpc
 
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.protocol.updates.body import BodyChecker, BodyStats
+from fedloom.protocol.updates.body import BodyStats, Checker
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S
 from fedloom.server.fleet.context import FleetContext
@@ -40,7 +40,7 @@ class IncomingBody:
         checker: of the body, at its start.
     """
 
-    def __init__(self, server: FleetContext, file: SpoolFile, checker: BodyChecker) -> None:
+    def __init__(self, server: FleetContext, file: SpoolFile, checker: Checker) -> None:
         self._server = server
         self._file = file
         self._checker = checker
@@ -84,28 +84,37 @@ class IncomingBody:
             while file.received < file.size_bytes:
                 spent_s = time.monotonic() - transfer.waited_s - begun
                 _check_pace(spent_s, file.received - before)
-                size_bytes = await self._read_chunk(context, transfer)
+                chunk = await self._read_chunk(context, transfer)
+                try:
+                    await self._store(chunk)
+                except Refusal:
+                    await passed(len(chunk))  # a refused chunk was received, too
+                    raise
                 keep_up()
-                await passed(size_bytes)
+                await passed(len(chunk))
             rest = await _read(context, transfer)
         if rest is not grpc.aio.EOF:
             raise Refusal(Code.OVERLONG, f"Expected {file.size_bytes} bytes as declared, got more.")
 
-    async def _read_chunk(self, context: Context, transfer: Transfer) -> int:
-        file, checker = self._file, self._checker
-        chunk = await _read(context, transfer)
+    async def _read_chunk(self, context: Context, transfer: Transfer) -> bytes:
+        file = self._file
+        chunk: Any = await _read(context, transfer)
         if chunk is grpc.aio.EOF:
             raise Refusal(
                 Code.TRUNCATED,
                 f"Expected {file.size_bytes} bytes as declared, got {file.received}.",
             )
+        return bytes(chunk)
+
+    async def _store(self, chunk: bytes) -> None:
+        """Check a chunk and append it to the file."""
+        checker = self._checker
         if checker.slow:
             await self._server.in_disk(checker.feed, chunk)
         else:
             checker.feed(chunk)
-        file.append(chunk)
+        self._file.append(chunk)
         crossing("upload.chunk")
-        return len(chunk)
 
     async def finish(self) -> BodyStats:
         """Check the whole body and sync it.

@@ -25,5 +25,8 @@ def context_of(request: Request) -> ConsoleContext:
 Context = Annotated[ConsoleContext, Depends(context_of)]
 """The context, as a dependency of a route or page."""
 
+StudyFilter = Annotated[str, Query(max_length=40, description="a study; `-` for those of none")]
+"""Lists only what is of a study."""
+
 Preview = Annotated[bool, Query(description="do nothing, and describe the effect in `consequence`")]
 """Requests only the description of an action."""

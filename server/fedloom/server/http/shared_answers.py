@@ -93,7 +93,7 @@ class Shared(APIRoute):
             url = f"{request.url.path}?{request.url.query}"
             live = context.live
             topics = TOPICS.get(self.path, "").format_map(request.path_params).split()
-            key = (url, str(who.scope), live.version_of(topics) if topics else live.version)
+            key = (url, who.audience, live.version_of(topics) if topics else live.version)
             status, body, kind = await answers.get(key, lambda: original(request))
             return Response(body, status, {"content-type": kind, "cache-control": "no-store"})
 
@@ -104,5 +104,7 @@ class LivePart(Shared):
     """A page whose live part is shared."""
 
     def is_shared(self, request: Request) -> bool:
-        """Whether this request is for the live part."""
-        return request.method == "GET" and request.query_params.get("part") == "live"
+        """Whether this request is for the live part; a list's file is not shared."""
+        asked = request.query_params
+        is_file = any(name.rpartition(".")[2] == "as" for name in asked)
+        return request.method == "GET" and asked.get("part") == "live" and not is_file

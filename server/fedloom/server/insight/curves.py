@@ -16,9 +16,9 @@ TAIL = 12
 """Rounds in a page's live part, more than a page can miss between two."""
 
 Curves = dict[str, Any]
-"""`number` and `at` (seconds since the epoch); by kind and metric `mean`, `low` and `high`, the
-outermost quantiles, `median`, and `disagree`, whether mean and median do; `epsilon` of private
-runs."""
+"""`number`, `at` (seconds since the epoch) and `bytes` (of all rounds so far); by kind and metric
+`mean`, `low` and `high`, the outermost quantiles, `median`, and `disagree`, whether mean and median
+do; `epsilon` of private runs."""
 
 
 class RoundMeasures(Protocol):
@@ -46,6 +46,7 @@ def curves(rows: Iterable[RoundMeasures]) -> Curves:
     made: Curves = {
         "number": [row.number for row in rows],
         "at": [row.closed_at for row in rows],
+        "bytes": [getattr(row, "bytes_so_far", None) for row in rows],
         "training": {},
         "evaluation": {},
         "epsilon": [_finite((row.privacy or {}).get("epsilon")) for row in rows],

@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from fedloom.server.ledger.rows import RefusalCount, RunRow
+from fedloom.server.insight.failing import advice
+from fedloom.server.ledger.rows import ClientRow, RefusalCount, RunRow
 from fedloom.server.metrics.meters import STOPPED
 from fedloom.strategies.exact.grid import MANY_VANISHED
 
 DAY_S = 86400.0
 SLOW_START_S = 60.0
 MANY_REFUSED = 3
+MOST_FAILING = 3
+"""Failing clients with an alert of their own."""
 SHORT_OF_DISK = 0.05
 
 
@@ -60,12 +63,14 @@ class Facts:
         clients_online: connected clients.
         clients_enrolled: enrolled clients that are not revoked.
         active: running and paused runs: `id`, `state`, `reason`, `committed`, `created_at`,
-            `rounds` (the latest, newest first) and `live` (see `RunDriver.status`; None for none).
+            `rounds` (the latest, newest first), `live` (see `RunDriver.status`; None for none) and
+            `failing` (see `fedloom.server.insight.failing`).
         ended: runs that ended.
         refused: refusals of the last hour by code.
         authority_until: first expiry of the authority's certificates, seconds since the epoch; None
             on plaintext.
         disk_free: share of the state directory's disk that is free.
+        failing: clients that fail again and again, those with most failures in a row first.
     """
 
     now: float
@@ -76,6 +81,7 @@ class Facts:
     refused: tuple[RefusalCount, ...] = ()
     authority_until: float | None = None
     disk_free: float = 1.0
+    failing: tuple[ClientRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +107,22 @@ def assess(facts: Facts) -> Health:
     return Health(Level.IDLE, "Nothing is running")
 
 
+def _failing_runs(facts: Facts) -> Iterator[Alert]:
+    for run in facts.active:
+        if found := run.get("failing"):
+            page = f"/runs/{run['id']}"
+            yield Alert(
+                level=Level.BAD if found["stuck"] else Level.WARN,
+                what=found["what"],
+                todo=found["todo"],
+                link=f"{page}/rounds/{found['number']}",
+                run=run["id"],
+            )
+
+
 def _paused(facts: Facts) -> Iterator[Alert]:
     for run in facts.active:
-        if run["state"] == "paused":
+        if run["state"] == "paused" and not _has_failures(run):
             why = run["reason"].rstrip(".")
             yield Alert(
                 level=Level.WARN,
@@ -146,6 +165,16 @@ def _too_few(facts: Facts) -> Iterator[Alert]:
                     run=run["id"],
                 )
                 continue
+            if cooling := run["live"].get("clients_cooling", 0):
+                yield Alert(
+                    level=Level.WARN,
+                    what=f"{run['id']} waits for clients: {live['available']} of {live['goal']} "
+                    f"are available. {cooling} cool off after failures in a row.",
+                    todo="Fix what fails, then release them: `fedloom client release NAME`.",
+                    link="/clients?state=cooling",
+                    run=run["id"],
+                )
+                continue
             yield Alert(
                 level=Level.WARN,
                 what=f"{run['id']} waits for clients: {live['available']} of {live['goal']} "
@@ -167,7 +196,7 @@ def _short_of_quorum(facts: Facts) -> Iterator[Alert]:
         opened = next((r for r in run["rounds"] if r["number"] == live["number"]), None)
         whole_s = opened["deadline_at"] - opened["opened_at"] if opened else left_s
         missing = live["quorum"] - live["accepted"]
-        if missing > 0 and left_s < max(5.0, 0.25 * whole_s):
+        if missing > 0 and not _has_failures(run) and left_s < max(5.0, 0.25 * whole_s):
             yield Alert(
                 level=Level.BAD,
                 what=f"Round {live['number']} of {run['id']} will be abandoned in {left_s:.0f} s: "
@@ -183,7 +212,8 @@ def _abandoned(facts: Facts) -> Iterator[Alert]:
         over = [r for r in run["rounds"] if r["state"] in ("committed", "abandoned")][:5]
         by_themselves = [r for r in over if r["cause"] != STOPPED]  # not aborted by an operator
         lost = [r for r in by_themselves if r["state"] == "abandoned"]
-        if lost and by_themselves[0] is lost[0] and run["state"] == "running":
+        reported = run["state"] != "running" or _has_failures(run)
+        if lost and by_themselves[0] is lost[0] and not reported:
             several = f"{len(lost)} of the last {len(over)} rounds were"
             times = "1 round was" if len(lost) == 1 else several
             yield Alert(
@@ -212,20 +242,54 @@ def _underflowed(facts: Facts) -> Iterator[Alert]:
 
 def _refused(facts: Facts) -> Iterator[Alert]:
     for row in facts.refused:
-        if row.times < MANY_REFUSED or row.code in _HARMLESS:
+        if not _alarms(row):
             continue
         whose = row.client or "An unknown device"
         several = row.clients > 1
+        its = "" if several else row.client or ""
         yield Alert(
             level=Level.WARN,
             what=(f"{row.clients} clients were" if several else f"{whose} was")
             + f" refused {row.times} times in the last hour ({row.code}): {row.message}",
-            client="" if several else row.client or "",
-            todo="Fix the client's code or data, or quarantine clients that keep failing."
+            client=its,
+            todo=advice(f"{row.code}: {row.message}", most=_are_most(row, facts), client=its)
             if several or row.client
             else "Check which device tries to connect without a valid certificate or token.",
             link="/clients" if several or not row.client else f"/clients/{row.client}",
         )
+
+
+def _alarms(row: RefusalCount) -> bool:
+    return row.times >= MANY_REFUSED and row.code not in _HARMLESS
+
+
+def _failing_clients(facts: Facts) -> Iterator[Alert]:
+    """A few of many clients fail; where more than half do, the run is the cause, not they."""
+    if len(facts.failing) > facts.clients_enrolled / 2:
+        return
+    refused = {row.client for row in facts.refused if row.clients == 1 and _alarms(row)}
+    for row in facts.failing[:MOST_FAILING]:
+        if row.name in refused:
+            continue  # it has an alert with the same error
+        yield Alert(
+            level=Level.WARN,
+            what=f"{row.name} failed {row.failures} times in a row, last in round "
+            f"{row.failed_round} of {row.failed_run}: {(row.failed_why or '').rstrip('.')}.",
+            todo="Fix its code or data, then release it; or quarantine it.",
+            link=f"/clients/{row.name}",
+            client=row.name,
+        )
+    if (more := len(facts.failing) - MOST_FAILING) > 0:
+        yield Alert(
+            level=Level.WARN,
+            what=f"{more} more client{'s fail' if more > 1 else ' fails'} again and again.",
+            todo="Compare their last errors, versions and labels.",
+            link="/clients?state=failing",
+        )
+
+
+def _are_most(row: RefusalCount, facts: Facts) -> bool:
+    return row.clients > 1 and 2 * row.clients >= facts.clients_online
 
 
 _HARMLESS = frozenset({"busy", "round_closed", "stale_round", "future_round", "not_in_cohort"})
@@ -269,6 +333,11 @@ def _nobody(facts: Facts) -> Iterator[Alert]:
         )
 
 
+def _has_failures(run: Mapping[str, Any]) -> bool:
+    """Whether `_failing_runs` says what is wrong with a run."""
+    return bool(run.get("failing"))
+
+
 def _open(facts: Facts) -> Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     for run in facts.active:
         live = (run["live"] or {}).get("round")
@@ -279,11 +348,13 @@ def _open(facts: Facts) -> Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]
 _RULES: tuple[Callable[[Facts], Iterator[Alert]], ...] = (
     _nobody,
     _failed,
+    _failing_runs,
     _short_of_quorum,
     _abandoned,
     _paused,
     _too_few,
     _underflowed,
+    _failing_clients,
     _refused,
     _certificates,
     _disk,

@@ -11,7 +11,11 @@ from fedloom.server.ledger.directory import Directory
 from fedloom.server.ledger.directory import Filter as Filter
 from fedloom.server.ledger.figures import Figures
 from fedloom.server.ledger.identities import Identities
+from fedloom.server.ledger.last_parts import LastParts
 from fedloom.server.ledger.lineage import Lineage
+from fedloom.server.ledger.lists.client_values import ClientValues
+from fedloom.server.ledger.lists.lists import Lists
+from fedloom.server.ledger.masking.blames import MaskingBlames
 from fedloom.server.ledger.members import Members
 from fedloom.server.ledger.messages import Messages
 from fedloom.server.ledger.privacy.budgets import PrivacyBudgets
@@ -38,15 +42,19 @@ class Ledger(
     Identities,
     Directory,
     RunRows,
+    MaskingBlames,
     Rounds,
     Members,
     Messages,
     Rollbacks,
     Models,
     Prunes,
+    LastParts,
     Lineage,
     Refusals,
     Populations,
     PrivacyBudgets,
+    Lists,
+    ClientValues,
 ):
     """All tables behind methods that are one transaction each; see `Store` for its argument."""

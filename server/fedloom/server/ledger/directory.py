@@ -1,15 +1,24 @@
 """The directory of clients: their state, labels, notes and holds."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from fedloom.server.ledger.rows import ClientDetailRow, PartRow
+from fedloom.server.client_failures import Failures
+from fedloom.server.ledger.rows import ClientDetailRow, ClientRow, PartRow
 from fedloom.server.ledger.store import ITS_UPDATE, UPDATE_COLUMNS, Store, its_round
-from fedloom.server.ledger.tables import certificates, clients, cohorts, labels, rounds, updates
+from fedloom.server.ledger.tables import (
+    certificates,
+    clients,
+    cohorts,
+    labels,
+    rounds,
+    runs,
+    updates,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +88,33 @@ class Directory(Store):
         )
         return self._change(changes.values(hold=hold, hold_reason=reason, held_at=held_at)) == 1
 
+    def failures(self) -> dict[str, Failures]:
+        """The failures in a row of each client that has some."""
+        query = sa.select(clients.c.name, clients.c.failures, clients.c.failed_at)
+        with self._engine.connect() as connection:
+            rows = connection.execute(query.where(clients.c.failures > 0))
+            return {name: Failures(count, last_at) for name, count, last_at in rows}
+
+    def clear_failures(self, name: str) -> None:
+        """Set a client's failures in a row to none; its last error is kept."""
+        self._change(clients.update().where(clients.c.name == name).values(failures=0))
+
+    def failing(self, least: int) -> list[ClientRow]:
+        """Active clients without a hold that failed so often in a row, most failures first."""
+        query = sa.select(clients).where(
+            clients.c.failures >= least, clients.c.status == "active", clients.c.hold.is_(None)
+        )
+        order = (clients.c.failures.desc(), clients.c.name)
+        return self._rows(query.order_by(*order), ClientRow)
+
+    def studies(self) -> dict[str, str]:
+        """Clients that are in a study, with its name."""
+        return self._pairs(sa.select(clients.c.name, clients.c.study).where(clients.c.study != ""))
+
+    def set_study(self, name: str, study: str) -> None:
+        """Move a client to a study; empty for none."""
+        self._change(clients.update().where(clients.c.name == name).values(study=study))
+
     def set_note(self, name: str, note: str) -> None:
         """Set the operator's note on a client."""
         self._change(clients.update().where(clients.c.name == name).values(note=note))
@@ -97,33 +133,48 @@ class Directory(Store):
         query = query.where(*_conditions(which))
         return self._values(query)
 
-    def look_up(self, names: Sequence[str]) -> list[ClientDetailRow]:
-        """Rows of some clients by name, with certificates, labels and rounds."""
+    def look_up(
+        self, names: Sequence[str], studies: Collection[str] | None = None
+    ) -> list[ClientDetailRow]:
+        """Rows of some clients by name, with certificates, labels and rounds.
+
+        With `studies`, only rounds of their runs count: a client may have been in others before.
+        """
         with self._engine.connect() as connection:
             rows = connection.execute(
                 sa.select(clients).where(clients.c.name.in_(names)).order_by(clients.c.name)
             ).mappings()
             found = {row["name"]: {**row, **_no_details()} for row in rows}
-            for add in (_certificates, _labels, _phases, _contributions):
-                add(connection, found)
+            _certificates(connection, found)
+            _labels(connection, found)
+            _phases(connection, found, _of(cohorts, studies))
+            _contributions(connection, found, _of(updates, studies))
         return [ClientDetailRow(**row) for row in found.values()]
 
-    def parts_of(self, client: str, *, before: float = 0, limit: int = 50) -> list[PartRow]:
+    def parts_of(
+        self,
+        client: str,
+        *,
+        before: float = 0,
+        limit: int = 50,
+        studies: Collection[str] | None = None,
+    ) -> list[PartRow]:
         """A client's parts in rounds, newest first, with its updates.
 
         Args:
             client: its name.
             before: `offered_at` of the last one of the page before; 0 for the first page.
-            limit: most parts.
+            limit: most parts; 0 for all.
+            studies: of whose runs; None for all runs.
         """
         query = (
             sa.select(cohorts, rounds.c.kind, rounds.c.state.label("round_state"), *UPDATE_COLUMNS)
             .join(rounds, its_round(cohorts))
             .join(updates, ITS_UPDATE, isouter=True)
-            .where(cohorts.c.client == client)
-            .order_by(cohorts.c.offered_at.desc())
-            .limit(limit)
+            .where(cohorts.c.client == client, _of(cohorts, studies))
+            .order_by(cohorts.c.offered_at.desc(), cohorts.c.run, cohorts.c.round.desc())
         )
+        query = query.limit(limit) if limit else query
         return self._rows(query.where(cohorts.c.offered_at < before) if before else query, PartRow)
 
     def versions(self) -> dict[str, int]:
@@ -178,22 +229,33 @@ def _labels(connection: sa.Connection, found: dict[str, dict[str, Any]]) -> None
         found[row.client]["own_labels" if row.own else "labels"][row.name] = row.value
 
 
-def _phases(connection: sa.Connection, found: dict[str, dict[str, Any]]) -> None:
+def _of(table: sa.Table, studies: Collection[str] | None) -> sa.ColumnElement[bool]:
+    """Rows of runs of these studies; all for None."""
+    if studies is None:
+        return sa.true()
+    return table.c.run.in_(sa.select(runs.c.id).where(runs.c.study.in_(studies)))
+
+
+def _phases(
+    connection: sa.Connection, found: dict[str, dict[str, Any]], which: sa.ColumnElement[bool]
+) -> None:
     query = (
         sa.select(cohorts.c.client, cohorts.c.phase, sa.func.count())
-        .where(cohorts.c.client.in_(found))
+        .where(cohorts.c.client.in_(found), which)
         .group_by(cohorts.c.client, cohorts.c.phase)
     )
     for name, phase, count in connection.execute(query):
         found[name]["phases"][phase] = count
 
 
-def _contributions(connection: sa.Connection, found: dict[str, dict[str, Any]]) -> None:
+def _contributions(
+    connection: sa.Connection, found: dict[str, dict[str, Any]], which: sa.ColumnElement[bool]
+) -> None:
     query = (
         sa.select(
             updates.c.client, sa.func.max(updates.c.accepted_at), sa.func.avg(updates.c.staleness)
         )
-        .where(updates.c.client.in_(found))
+        .where(updates.c.client.in_(found), which)
         .group_by(updates.c.client)
     )
     for name, last, staleness in connection.execute(query):

@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from fedloom.server.ledger.rows import CurveRow, RefusalCount, RunCost
-from fedloom.server.ledger.store import Store
+from fedloom.server.ledger.store import Store, counted
 from fedloom.server.ledger.tables import certificates, clients, refusals, rounds
 from fedloom.server.ledger.updates import COMMITTED
 
@@ -25,8 +25,8 @@ class Figures(Store):
 
     def cost(self, run: str) -> RunCost:
         """The cost of a run's rounds so far."""
-        sums = [
-            sa.func.coalesce(sa.func.sum(rounds.c.summary[each.name].as_integer()), 0).label(
+        sums: list[Any] = [
+            sa.cast(sa.func.coalesce(sa.func.sum(counted(each.name)), 0), sa.BigInteger).label(
                 each.name
             )
             for each in fields(RunCost)
@@ -76,7 +76,19 @@ class Figures(Store):
 
 def _measured(run: str) -> sa.Select[Any]:
     stands = (rounds.c.state == COMMITTED) & rounds.c.undone_at.is_(None)
-    return sa.select(
-        rounds.c.number, rounds.c.kind, rounds.c.closed_at,
-        rounds.c.training, rounds.c.evaluation, rounds.c.privacy,
-    ).where(rounds.c.run == run, stands)  # fmt: skip
+    size = sa.func.coalesce(counted("bytes_up") + counted("bytes_down"), 0)
+    so_far = sa.func.sum(size).over(order_by=rounds.c.number)
+    spent = (
+        sa.select(rounds.c.number, sa.cast(so_far, sa.BigInteger).label("spent"))
+        .where(rounds.c.run == run)
+        .subquery()
+    )
+    return (
+        sa.select(
+            rounds.c.number, rounds.c.kind, rounds.c.closed_at,
+            rounds.c.training, rounds.c.evaluation, rounds.c.privacy,
+            spent.c.spent.label("bytes_so_far"),
+        )
+        .join(spent, spent.c.number == rounds.c.number)
+        .where(rounds.c.run == run, stands)
+    )  # fmt: skip

@@ -13,13 +13,21 @@ from fedloom.server.ledger.tables import certificates, clients, tokens
 GONE = ("revoked", "left")
 """Statuses of clients that need a new token to return."""
 
+# Made once, since every call and every second asks them.
+_REVOKED_AT = sa.select(certificates.c.revoked_at).filter_by(
+    serial=sa.bindparam("serial"), client=sa.bindparam("client")
+)
+_GONE = sa.select(clients.c.name).where(clients.c.status.in_(GONE))
+
 
 class Identities(Store):
     """Methods about clients, certificates and tokens."""
 
-    def add_token(self, token_id: str, secret_hash: str, client: str, expires_at: float) -> None:
-        """Store a one-time token by the hash of its secret."""
-        row = {"id": token_id, "secret_hash": secret_hash, "client": client}
+    def add_token(
+        self, token_id: str, secret_hash: str, client: str, expires_at: float, study: str = ""
+    ) -> None:
+        """Store a one-time token by the hash of its secret, for a client of a study."""
+        row = {"id": token_id, "secret_hash": secret_hash, "client": client, "study": study}
         times = {"created_at": time.time(), "expires_at": expires_at}
         self._change(tokens.insert().values(**row, **times))
 
@@ -75,10 +83,12 @@ class Identities(Store):
             )
             if used.rowcount != 1:
                 raise Refusal(Code.BAD_TOKEN, "Expected an unused token, got one used before.")
-            client = connection.execute(
-                sa.select(tokens.c.client).where(tokens.c.id == token_id)
-            ).scalar_one()
-            values = {"status": "active", "enrolled_at": now, "revoked_at": None}
+            client, study = connection.execute(
+                sa.select(tokens.c.client, tokens.c.study).where(tokens.c.id == token_id)
+            ).one()
+            values = {
+                "status": "active", "enrolled_at": now, "revoked_at": None, "study": study or "",
+            }  # fmt: skip
             if is_there(connection, clients, name=client):
                 connection.execute(clients.update().where(clients.c.name == client).values(values))
             else:
@@ -136,11 +146,7 @@ class Identities(Store):
         Raises:
             Refusal: UNKNOWN_CLIENT or REVOKED.
         """
-        found = self._values(
-            sa.select(certificates.c.revoked_at).where(
-                certificates.c.serial == serial, certificates.c.client == client
-            )
-        )
+        found = self._values(_REVOKED_AT, {"serial": serial, "client": client})
         if not found:
             raise Refusal(
                 Code.UNKNOWN_CLIENT,
@@ -181,7 +187,7 @@ class Identities(Store):
 
     def revoked_clients(self) -> set[str]:
         """Names of the clients that are revoked or have left."""
-        return set(self._values(sa.select(clients.c.name).where(clients.c.status.in_(GONE))))
+        return set(self._values(_GONE))
 
     def client_status(self, client: str) -> str | None:
         """`active`, `revoked`, `left`, or None for an unknown client."""

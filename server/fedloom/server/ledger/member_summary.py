@@ -13,11 +13,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from fedloom.server.engine.failures import FAILED, REFUSED, commonest
 from fedloom.server.ledger.rows import CohortRow, MemberRow, SessionRow
 
 LATE, LOST = "late", "lost"
 """Phases of members that a round ended without: in contact, and out of it."""
 
+_FAILURES = frozenset({FAILED, REFUSED})
 _ENDS = {"reported": "^", "refused": "#", "failed": "*", LATE: "!", LOST: "!"}
 
 
@@ -79,6 +81,7 @@ def summarize(members: Iterable[SessionRow], *, over: bool) -> dict[str, Any]:
         for m in members
     ]
     phases = Counter(row.phase for row in rows)
+    errors = [(row.client, row.phase, error_of(row)) for row in rows if row.phase in _FAILURES]
     seconds = sorted(
         max(0.0, row.accepted_at - row.offered_at)
         for row in rows
@@ -97,8 +100,20 @@ def summarize(members: Iterable[SessionRow], *, over: bool) -> dict[str, Any]:
         "bytes_down": sum(row.bytes_down or 0 for row in rows),
         "bytes_up": sum(row.bytes_up or 0 for row in rows),
         "retries": sum(row.retries or 0 for row in rows),
+        "failures": [each.view() for each in commonest(errors)],
         "shapes": dict(Counter(shape(row) for row in rows).most_common()),
     }
+
+
+def error_of(row: CohortRow) -> str:
+    """The message of a member that failed; that of a refused one begins with the code.
+
+    >>> row = CohortRow(run="r", round=1, client="a", phase="refused", reason="Expected 1.")
+    >>> error_of(replace(row, code="not_finite")), error_of(replace(row, phase="failed"))
+    ('not_finite: Expected 1.', 'Expected 1.')
+    """
+    lacks = row.phase == REFUSED and row.code and not row.reason.startswith(f"{row.code}:")
+    return f"{row.code}: {row.reason}" if lacks else row.reason
 
 
 def _sent(row: CohortRow) -> bool:

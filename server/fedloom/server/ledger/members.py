@@ -106,7 +106,7 @@ def with_updates(
         number: (count, float(mean or 0.0))
         for number, count, mean in connection.execute(
             sa.select(counted_in, sa.func.count(), sa.func.avg(updates.c.staleness))
-            .where(updates.c.run == run, counted_in.between(min(numbers), max(numbers)))
+            .where(updates.c.run == run, counted_in.in_(numbers))
             .group_by(counted_in)
         )
     }

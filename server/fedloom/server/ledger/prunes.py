@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from fedloom.server.ledger.rows import MarkedModel
 from fedloom.server.ledger.store import Store
 from fedloom.server.ledger.tables import models, promotions, rounds, runs
-from fedloom.server.ledger.updates import CLOSING, REPORTING
+from fedloom.server.ledger.updates import OPEN
 
 MARKED, DONE = 1, 2
 """Values of `models.pruned`: to be removed, and removed; NULL for a kept model."""
@@ -33,8 +33,8 @@ class Prunes(Store):
 
     def _mark(self, run: str, keep: int) -> None:
         with self._write() as connection:
-            spec, current = connection.execute(
-                sa.select(runs.c.spec, runs.c.model).where(runs.c.id == run)
+            spec, current, best = connection.execute(
+                sa.select(runs.c.spec, runs.c.model, runs.c.best).where(runs.c.id == run)
             ).one()
             cohort: dict[str, Any] = spec.get("cohort", {})
             if cohort.get("mode") == "buffered":  # clients may download an old model again
@@ -52,7 +52,7 @@ class Prunes(Store):
                     models.c.pruned.is_(None),
                     models.c.round > 0,
                     models.c.round.not_in(connection.execute(last).scalars().all()),
-                    models.c.digest != current,
+                    models.c.digest.not_in([current, (best or {}).get("model") or current]),
                     models.c.digest.not_in(sa.select(promotions.c.digest)),
                 )
                 .values(pruned=MARKED)
@@ -64,15 +64,17 @@ class Prunes(Store):
         return self._rows(sa.select(*columns).where(models.c.pruned == MARKED), MarkedModel)
 
     def unmarked(self) -> list[tuple[str, str | None]]:
-        """Models and notes of states that runs continue from or may be rolled back to."""
+        """Models and notes of states that are kept.
+
+        That a rollback makes a model the best again does not unmark its row.
+        """
         kept = sa.select(models.c.digest, models.c.state).where(models.c.pruned.is_(None))
         current = sa.select(runs.c.model, runs.c.strategy_state)
-        opened = sa.select(rounds.c.model_in, sa.null()).where(
-            rounds.c.state.in_([REPORTING, CLOSING])
-        )
+        opened = sa.select(rounds.c.model_in, sa.null()).where(rounds.c.state.in_(OPEN))
         promoted = sa.select(promotions.c.digest, sa.null())
         with self._engine.connect() as connection:
-            return [
+            best = connection.execute(sa.select(runs.c.best).where(runs.c.best.is_not(None)))
+            return [(mark["model"], None) for mark in best.scalars() if mark["model"]] + [
                 (digest, state)
                 for query in (kept, current, opened, promoted)
                 for digest, state in connection.execute(query)

@@ -13,12 +13,10 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger.rows import ModelRow, RunRow
-from fedloom.server.ledger.store import Store, its_round, read
+from fedloom.server.ledger.runs import mark_best
+from fedloom.server.ledger.store import NO_STATE, Row, Store, its_round, read
 from fedloom.server.ledger.tables import models, rounds, runs
 from fedloom.server.ledger.updates import COMMITTED
-
-NO_STATE = "null"
-"""Value of `models.state` for a strategy without state yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +58,15 @@ class Rollbacks(Store):
         with self._engine.connect() as connection:
             return _point(connection, run, number)
 
-    def roll_back(self, run: str, number: int, *, revive: str = "") -> Point:
+    def roll_back(
+        self, run: str, number: int, *, best: Row | None = None, revive: str = ""
+    ) -> Point:
         """Make an earlier round's model and state the current ones. A repeat changes nothing.
 
         Args:
             run: id; it has no open round.
             number: of the round.
+            best: mark of the best model of the rounds up to it, if there is one.
             revive: reason to pause a run that had ended; empty to keep its state.
 
         Raises:
@@ -83,6 +84,7 @@ class Rollbacks(Store):
             if revive:
                 values |= {"state": "paused", "reason": revive, "ended_at": None}
             connection.execute(runs.update().where(runs.c.id == run).values(values))
+            mark_best(connection, run, best)
             connection.execute(
                 rounds.update()
                 .where(rounds.c.run == run, rounds.c.number.in_(point.undone))

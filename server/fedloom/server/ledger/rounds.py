@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 import sqlalchemy as sa
 
+from fedloom.server.client_failures import Failures
 from fedloom.server.ledger.members import with_updates
 from fedloom.server.ledger.privacy.populations import add_to_population
-from fedloom.server.ledger.rollbacks import NO_STATE
 from fedloom.server.ledger.rows import (
     AcceptedRow,
     CohortRow,
@@ -19,9 +19,18 @@ from fedloom.server.ledger.rows import (
     ObservationRow,
     RoundRow,
 )
-from fedloom.server.ledger.store import ITS_UPDATE, Row, is_there, its_round, read
-from fedloom.server.ledger.tables import cohorts, models, rounds, runs, updates
-from fedloom.server.ledger.updates import ABANDONED, CLOSING, COMMITTED, REPORTING, Updates
+from fedloom.server.ledger.runs import mark_best
+from fedloom.server.ledger.store import ITS_UPDATE, NO_STATE, Row, is_there, its_round, read
+from fedloom.server.ledger.tables import clients, cohorts, models, rounds, runs, updates
+from fedloom.server.ledger.updates import (
+    ABANDONED,
+    CLOSING,
+    COMMITTED,
+    MASKING,
+    OPEN,
+    REPORTING,
+    Updates,
+)
 
 
 class Rounds(Updates):
@@ -50,10 +59,29 @@ class Rounds(Updates):
                 _add_cohort(connection, run, number, [client])
                 add_to_population(connection, run, {client})
 
-    def set_phase(self, run: str, number: int, client: str, phase: str, reason: str = "") -> None:
-        """Set the phase of a member."""
+    def set_phase(
+        self,
+        run: str,
+        number: int,
+        client: str,
+        phase: str,
+        reason: str = "",
+        *,
+        failures: Failures | None = None,
+    ) -> None:
+        """Set the phase of a member; with `failures`, those in a row of the client."""
         its = cohorts.update().filter_by(run=run, round=number, client=client)
-        self._change(its.values(phase=phase, reason=reason))
+        with self._write() as connection:
+            connection.execute(its.values(phase=phase, reason=reason))
+            if failures is not None:
+                connection.execute(
+                    clients.update()
+                    .where(clients.c.name == client)
+                    .values(
+                        failures=failures.count, failed_at=failures.last_at, failed_why=reason,
+                        failed_run=run, failed_round=number,
+                    )
+                )  # fmt: skip
 
     def set_deadline(self, run: str, number: int, deadline_at: float) -> None:
         """Move an open round's deadline."""
@@ -62,13 +90,13 @@ class Rounds(Updates):
 
     def open_rounds(self) -> list[RoundRow]:
         """The rounds of all runs that are neither committed nor abandoned."""
-        query = sa.select(rounds).where(rounds.c.state.in_([REPORTING, CLOSING]))
+        query = sa.select(rounds).where(rounds.c.state.in_(OPEN))
         return self._rows(query.order_by(rounds.c.run, rounds.c.number), RoundRow)
 
     def open_round_of(self, run: str) -> RoundRow | None:
         """The open round of a run, if any."""
         query = sa.select(rounds).where(rounds.c.run == run)
-        return self._row(query.where(rounds.c.state.in_([REPORTING, CLOSING])), RoundRow)
+        return self._row(query.where(rounds.c.state.in_(OPEN)), RoundRow)
 
     def list_rounds(self, run: str) -> list[CountedRoundRow]:
         """A run's rounds in order, each with its number of updates and their mean staleness."""
@@ -109,7 +137,8 @@ class Rounds(Updates):
 
     def close_round(self, run: str, number: int) -> list[AcceptedRow]:
         """Stop accepting updates, and return the accepted ones."""
-        its = rounds.update().filter_by(run=run, number=number, state=REPORTING)
+        its = rounds.update().filter_by(run=run, number=number)
+        its = its.where(rounds.c.state.in_((REPORTING, MASKING)))
         self._change(its.values(state=CLOSING, closed_at=time.time()))
         return self.accepted(run, number)
 
@@ -121,8 +150,9 @@ class Rounds(Updates):
             number: of the round.
             result: `model_out`, `strategy_state`, `training`, `evaluation`, `privacy`,
                 `underflow`, `counts` (whether it is one of the rounds that the run asked for),
-                `trained` (whether there is a new model; so if left out) and `reason` (a note of
-                the aggregation or the sum, if there is one).
+                `trained` (whether there is a new model; so if left out), `reason` (a note of
+                the aggregation or the sum, if there is one) and `best` (the mark of the best
+                model, if there is one).
             model_size_bytes: of the new model.
         """
         now = time.time()
@@ -164,6 +194,7 @@ class Rounds(Updates):
                         state=result["strategy_state"] or NO_STATE,
                     )
                 )
+            mark_best(connection, run, result.get("best"))
 
     def abandon_round(self, run: str, number: int, reason: str, cause: str) -> None:
         """End the round without a result; the run's model does not change.
@@ -174,7 +205,7 @@ class Rounds(Updates):
             moved = connection.execute(
                 rounds.update()
                 .filter_by(run=run, number=number)
-                .where(rounds.c.state.in_([REPORTING, CLOSING]))
+                .where(rounds.c.state.in_(OPEN))
                 .values(state=ABANDONED, reason=reason, cause=cause, closed_at=time.time())
             )
             if moved.rowcount == 1:

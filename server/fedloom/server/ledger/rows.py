@@ -23,6 +23,11 @@ class RunRow:
         committed: training rounds that count.
         privacy: the run's claim; None without differential privacy.
         goals: goal and quorum that an operator set; None for those of the specification.
+        best: the best model, by `fedloom.server.planning.best.mark`, with its digest as `model`;
+            None before an evaluation.
+        priority: of the run; None for 0.
+        share: of the clients; None for 1.
+        study: of the run; empty or None without one.
     """
 
     id: str
@@ -39,6 +44,15 @@ class RunRow:
     abandoned_in_a_row: int
     privacy: dict[str, Any] | None
     goals: list[int] | None
+    best: dict[str, Any] | None = None
+    priority: int | None = None
+    share: float | None = None
+    study: str | None = None
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Priority and share."""
+        return self.priority or 0, 1.0 if self.share is None else self.share
 
     @property
     def done_of(self) -> tuple[int, int]:
@@ -163,11 +177,52 @@ class MemberRow(SessionRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MaskingSessionRow:
+    """A masking session, with who sent what and when; nothing of what was sent.
+
+    Attributes:
+        session: its number in the round, from 0.
+        members: U1, by name.
+        shared: U2; None before it is fixed, like the next two.
+        masked: U3: the members whose updates are in the sum.
+        revealed: U4.
+        deadline_at: when members forget their secrets.
+        sent: phase of a message → client → when it was stored.
+        closed: members that gave the session up, and cannot have signed its survivors.
+        blamed: client and cause, of `fedloom.server.ledger.masking.blames`.
+    """
+
+    session: int
+    state: str
+    reason: str
+    width_class: str
+    members: list[str]
+    shared: list[str] | None
+    masked: list[str] | None
+    revealed: list[str] | None
+    opened_at: float
+    deadline_at: float
+    sent: dict[str, dict[str, float]] = field(default_factory=dict)
+    closed: list[str] = field(default_factory=list)
+    blamed: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartRow(MemberRow):
     """A client's part in a round, with the round's kind and state."""
 
     kind: str
     round_state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastPartRow:
+    """What a client did last in a round of a run."""
+
+    client: str
+    run: str
+    phase: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +293,11 @@ class MetricsRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveRow:
-    """The metrics of a committed round."""
+    """The metrics of a committed round.
+
+    Attributes:
+        bytes_so_far: up and down, of all rounds of the run up to this one, abandoned ones too.
+    """
 
     number: int
     kind: str
@@ -246,6 +305,7 @@ class CurveRow:
     training: dict[str, Any] | None
     evaluation: dict[str, Any] | None
     privacy: dict[str, Any] | None
+    bytes_so_far: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,6 +461,7 @@ class TokenRow:
     created_at: float
     expires_at: float
     used_at: float | None
+    study: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,6 +480,11 @@ class ClientRow:
         version: of its SDK, as reported.
         hold: quarantine or drain; None for neither.
         note: the operator's.
+        failures: failed and refused tasks in a row; None for none.
+        failed_at: when its last failed or refused task ended; None without any.
+        failed_why: the error of that task.
+        failed_run: its run.
+        failed_round: its round.
         certificate_until: when its newest certificate ends.
     """
 
@@ -432,6 +498,12 @@ class ClientRow:
     hold_reason: str | None
     held_at: float | None
     note: str | None
+    failures: int | None = None
+    failed_at: float | None = None
+    failed_why: str | None = None
+    failed_run: str | None = None
+    failed_round: int | None = None
+    study: str | None = None
     certificate_until: float | None = None
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import UsageError
-from fedloom.server.ledger.rollbacks import NO_STATE
 from fedloom.server.ledger.rows import RunRow
-from fedloom.server.ledger.store import Row, Store, is_there
+from fedloom.server.ledger.store import NO_STATE, Row, Store, is_there
 from fedloom.server.ledger.tables import models, requests, runs
 
 KEPT_REPLIES_S = 24 * 3600.0
@@ -61,12 +60,24 @@ class RunRows(Store):
         """Store the goal and the quorum that an operator set."""
         self._change(runs.update().where(runs.c.id == run).values(goals=[goal, quorum]))
 
+    def set_rank(self, run: str, priority: int, share: float) -> None:
+        """Store a run's priority and share."""
+        self._change(runs.update().where(runs.c.id == run).values(priority=priority, share=share))
+
     def set_run_state(self, run: str, state: str, reason: str, *, ended: bool = False) -> None:
         """Set the state of a run."""
         values: dict[str, Any] = {"state": state, "reason": reason}
         if ended:
             values["ended_at"] = time.time()
         self._change(runs.update().where(runs.c.id == run).values(values))
+
+
+def mark_best(connection: sa.Connection, run: str, best: Row | None) -> None:
+    """Store which model of a run is the best, with its digest; None for none."""
+    if best is not None:
+        its = sa.select(models.c.digest).filter_by(run=run, round=best["round"])
+        best = {**best, "model": connection.execute(its).scalar()}
+    connection.execute(runs.update().where(runs.c.id == run).values(best=best))
 
 
 def require_run(row: RunRow | None, run: str) -> RunRow:

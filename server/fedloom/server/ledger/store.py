@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.server.ledger.access.accounts import Accounts
 from fedloom.server.ledger.audit_trail import HEAD_FILE, Trail
+from fedloom.server.ledger.lists.order import each
 from fedloom.server.ledger.migrations import migrate
 from fedloom.server.ledger.tables import cohorts, rounds, updates
 
@@ -17,6 +18,9 @@ Row = Mapping[str, Any]
 """Columns to write."""
 
 RowT = TypeVar("RowT")
+
+NO_STATE = "null"
+"""Value of `models.state` for a strategy without state yet."""
 
 counted_in = updates.c.counts_in
 """The round whose sum an update is in."""
@@ -31,9 +35,24 @@ UPDATE_COLUMNS = [
 """What a member's row holds of its update."""
 
 
+def counted(name: str) -> sa.ColumnElement[int]:
+    """A number of a round's summary: of 64 bits, since bytes exceed 32."""
+    return sa.cast(rounds.c.summary[name].as_string(), sa.BigInteger)
+
+
 def its_round(table: sa.Table) -> sa.ColumnElement[bool]:
     """Joins a row of a table with its round."""
     return sa.and_(rounds.c.run == table.c.run, rounds.c.number == table.c.round)
+
+
+def unavailable(error: sa.exc.OperationalError) -> UnavailableError:
+    """An error of the database in plain words: that its disk is full, or what it says."""
+    said = str(error.orig).strip()
+    if "disk is full" in said or "No space left" in said:
+        return UnavailableError(
+            f"The disk of the ledger is full: free some space, and try again. [{said}]"
+        )
+    return UnavailableError(f"Expected an answer of the ledger's database, got: {said}")
 
 
 class Store:
@@ -64,9 +83,7 @@ class Store:
                 f"Expected the driver of the database, got none: pip install {error.name}"
             ) from None
         except sa.exc.OperationalError as error:
-            raise UnavailableError(
-                f"Expected to open the ledger's database, got: {str(error.orig).strip()}"
-            ) from None
+            raise unavailable(error) from None
         self.accounts = Accounts(self._engine)
         self.trail = Trail(self._engine)
 
@@ -91,17 +108,25 @@ class Store:
         with self._write() as connection:
             return connection.execute(statement).rowcount
 
-    def _rows(self, query: sa.Select[Any], kind: type[RowT]) -> list[RowT]:
+    def _rows(
+        self, query: sa.Select[Any], kind: type[RowT], values: Row | None = None
+    ) -> list[RowT]:
         with self._engine.connect() as connection:
-            return read(connection, query, kind)
+            return read(connection, query, kind, values)
 
-    def _row(self, query: sa.Select[Any], kind: type[RowT]) -> RowT | None:
-        return next(iter(self._rows(query, kind)), None)
+    def _each(self, query: sa.Select[Any], kind: type[RowT]) -> Iterator[RowT]:
+        """The rows of a query, as `each` reads them."""
+        return (kind(**row) for row in each(self._engine, query))
 
-    def _values(self, query: sa.Select[Any]) -> list[Any]:
+    def _row(
+        self, query: sa.Select[Any], kind: type[RowT], values: Row | None = None
+    ) -> RowT | None:
+        return next(iter(self._rows(query, kind, values)), None)
+
+    def _values(self, query: sa.Select[Any], values: Row | None = None) -> list[Any]:
         """The first column of a query."""
         with self._engine.connect() as connection:
-            return list(connection.execute(query).scalars())
+            return list(connection.execute(query, values).scalars())
 
     def _pairs(self, query: sa.Select[Any]) -> dict[Any, Any]:
         """The first column of a query, and the second of each."""
@@ -109,9 +134,11 @@ class Store:
             return {first: second for first, second in connection.execute(query)}  # noqa: C416 - rows
 
 
-def read(connection: sa.Connection, query: sa.Select[Any], kind: type[RowT]) -> list[RowT]:
-    """The rows of a query as `kind`, whose fields are the query's columns."""
-    return [kind(**row) for row in connection.execute(query).mappings()]
+def read(
+    connection: sa.Connection, query: sa.Select[Any], kind: type[RowT], values: Row | None = None
+) -> list[RowT]:
+    """The rows of a query as `kind`, whose fields are the query's columns; `values` are its own."""
+    return [kind(**row) for row in connection.execute(query, values).mappings()]
 
 
 def is_there(connection: sa.Connection, table: sa.Table, **key: str | int) -> bool:

@@ -24,6 +24,12 @@ clients = sa.Table(
     sa.Column("hold_reason", sa.String),
     sa.Column("held_at", sa.Float),
     sa.Column("note", sa.String),  # the operator's
+    sa.Column("failures", sa.Integer),  # failed and refused tasks in a row; NULL for none
+    sa.Column("failed_at", sa.Float),  # when the last of all such tasks ended; the next three too
+    sa.Column("failed_why", sa.String),
+    sa.Column("failed_run", sa.String),
+    sa.Column("failed_round", sa.Integer),
+    sa.Column("study", sa.String),  # empty or NULL: none
 )
 labels = sa.Table(
     "client_labels",
@@ -55,6 +61,7 @@ tokens = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("expires_at", sa.Float, nullable=False),
     sa.Column("used_at", sa.Float),
+    sa.Column("study", sa.String),  # of the client that enrols by it
     sa.Index("tokens_by_age", "created_at", "id"),
 )
 runs = sa.Table(
@@ -74,6 +81,10 @@ runs = sa.Table(
     sa.Column("abandoned_in_a_row", sa.Integer, nullable=False, default=0),
     sa.Column("privacy", sa.JSON),  # claim of the run
     sa.Column("goals", sa.JSON(none_as_null=True)),  # goal and quorum, if changed
+    sa.Column("best", sa.JSON(none_as_null=True)),  # its best model, once a round evaluated one
+    sa.Column("priority", sa.Integer),
+    sa.Column("share", sa.Float),
+    sa.Column("study", sa.String),  # empty or NULL: none
 )
 rounds = sa.Table(
     "rounds",
@@ -159,6 +170,54 @@ updates = sa.Table(
     sa.Index("updates_by_sum", "run", "counts_in", "staleness"),
     sa.Index("updates_by_client", "client", "accepted_at", "staleness"),
     sa.ForeignKeyConstraint(["run", "round"], ["rounds.run", "rounds.number"]),
+)
+masking_sessions = sa.Table(  # sets are lists of names; NULL before they are fixed
+    "masking_sessions",
+    meta,
+    sa.Column("run", sa.String, primary_key=True),
+    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("session", sa.Integer, primary_key=True),  # its number in the round, from 0
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("reason", sa.String, nullable=False, default=""),
+    sa.Column("width_class", sa.String, nullable=False),
+    sa.Column("members", sa.JSON, nullable=False),
+    sa.Column("shared", sa.JSON(none_as_null=True)),
+    sa.Column("masked", sa.JSON(none_as_null=True)),
+    sa.Column("revealed", sa.JSON(none_as_null=True)),
+    sa.Column("opened_at", sa.Float, nullable=False),
+    sa.Column("deadline_at", sa.Float, nullable=False),
+    sa.ForeignKeyConstraint(["run", "round"], ["rounds.run", "rounds.number"]),
+)
+masking_messages = sa.Table(
+    "masking_messages",
+    meta,
+    sa.Column("run", sa.String, primary_key=True),
+    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("session", sa.Integer, primary_key=True),
+    sa.Column("phase", sa.String, primary_key=True),
+    sa.Column("client", sa.String, primary_key=True),
+    sa.Column("content", sa.LargeBinary),  # deleted when the session is over
+    sa.Column("digest", sa.String, nullable=False),  # SHA-256
+    sa.Column("stored_at", sa.Float, nullable=False),
+    sa.ForeignKeyConstraint(
+        ["run", "round", "session"],
+        ["masking_sessions.run", "masking_sessions.round", "masking_sessions.session"],
+    ),
+)
+masking_blames = sa.Table(  # members that spoiled a session, or were in one that was spoiled
+    "masking_blames",
+    meta,
+    sa.Column("run", sa.String, primary_key=True),
+    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("session", sa.Integer, primary_key=True),
+    sa.Column("client", sa.String, primary_key=True),
+    sa.Column("cause", sa.String, primary_key=True),  # of `fedloom.server.ledger.masking.blames`
+    sa.Column("at", sa.Float, nullable=False),
+    sa.ForeignKeyConstraint(
+        ["run", "round", "session"],
+        ["masking_sessions.run", "masking_sessions.round", "masking_sessions.session"],
+    ),
+    sa.Index("masking_blames_by_client", "client", "at"),
 )
 refusals = sa.Table(
     "refusals",

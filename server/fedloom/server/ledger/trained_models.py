@@ -1,6 +1,7 @@
 """Models that runs began with or committed, and promotions."""
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 import sqlalchemy as sa
@@ -36,9 +37,10 @@ class Models(Store):
             query = query.where(sa.tuple_(*key) < here)
         return self._rows(query.limit(limit) if limit else query, ModelRow)[::-1]
 
-    def num_models(self, run: str = "") -> int:
-        """Number of models of one run or of all."""
+    def num_models(self, run: str = "", runs: Collection[str] | None = None) -> int:
+        """Number of models of one run, of some or of all."""
         query = sa.select(sa.func.count()).select_from(models)
+        query = query if runs is None else query.where(models.c.run.in_(runs))
         return int(self._values(query.where(models.c.run == run) if run else query)[0])
 
     def find_models(self, prefix: str, limit: int = 6) -> list[str]:

@@ -6,18 +6,46 @@ The row with primary key (run, round, client) accepts an update, so it counts on
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.server.ledger.rows import AcceptedRow, MetricsRow, UpdateColumns, UpdateRow, values
 from fedloom.server.ledger.store import Store, counted_in
-from fedloom.server.ledger.tables import cohorts, rounds, updates
+from fedloom.server.ledger.tables import clients, cohorts, rounds, updates
 
 REPORTING, CLOSING, COMMITTED, ABANDONED = "reporting", "closing", "committed", "abandoned"
+MASKING = "masking"
 """States of a round's row."""
+OPEN = (REPORTING, MASKING, CLOSING)
 _PAGE = 200
 """Rows of metrics in memory at a time."""
+
+
+# Made once: to make one anew takes SQLAlchemy 0.2 ms, and to execute a small query 0.05.
+_KEY: dict[str, sa.BindParameter[Any]] = {
+    name: sa.bindparam(f"its_{name}") for name in ("run", "round", "client")
+}
+_UPDATE = sa.select(updates).filter_by(**_KEY)
+_IDENTITY = sa.select(updates.c.identity).filter_by(**_KEY)
+_STATE = (
+    sa.select(rounds.c.state)
+    .filter_by(run=_KEY["run"], number=sa.bindparam("counted"))
+    .with_for_update()  # SQLite has a single writer
+)
+_HELD = (
+    sa.select(sa.func.count())
+    .select_from(updates)
+    .where(updates.c.run == _KEY["run"], counted_in == sa.bindparam("counted"))
+)
+_INSERT = updates.insert()
+_REPORTED = cohorts.update().filter_by(**_KEY).values(phase="reported", reason="")
+_WELL = (
+    clients.update()
+    .where(clients.c.name == _KEY["client"], clients.c.failures > 0)
+    .values(failures=0)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +65,8 @@ class Updates(Store):
 
     def find_update(self, run: str, number: int, client: str) -> UpdateRow | None:
         """The accepted update of a client for a round, if any."""
-        query = sa.select(updates).filter_by(run=run, round=number, client=client)
-        return self._row(query, UpdateRow)
+        key = {"its_run": run, "its_round": number, "its_client": client}
+        return self._row(_UPDATE, UpdateRow, key)
 
     def accept(self, update: AcceptedUpdate, capacity: int) -> bool:
         """Accept an update, once.
@@ -53,28 +81,21 @@ class Updates(Store):
         Raises:
             Refusal: CONFLICTING_UPDATE or ROUND_CLOSED.
         """
-        key = {"run": update.run, "round": update.round, "client": update.client}
+        key = {"its_run": update.run, "its_round": update.round, "its_client": update.client}
+        counted = {"its_run": update.run, "counted": update.counted}
         with self._write() as connection:
-            state = connection.execute(
-                sa.select(rounds.c.state)
-                .filter_by(run=update.run, number=update.counted)
-                .with_for_update()  # SQLite has a single writer
-            ).scalar()
-            known = connection.execute(sa.select(updates.c.identity).filter_by(**key)).scalar()
+            state = connection.execute(_STATE, counted).scalar()
+            known = connection.execute(_IDENTITY, key).scalar()
             if known is not None:
                 check_same(known, update.identity)
                 return False
-            held = connection.execute(
-                sa.select(sa.func.count())
-                .select_from(updates)
-                .where(updates.c.run == update.run, counted_in == update.counted)
-            ).scalar_one()
+            held = connection.execute(_HELD, counted).scalar_one()
             if state != REPORTING or held >= capacity:
                 raise Refusal(Code.ROUND_CLOSED, f"Round {update.counted} has closed.")
             row = {**values(update), "counts_in": update.counted, "accepted_at": time.time()}
-            connection.execute(updates.insert().values(row))
-            its = cohorts.update().filter_by(**key)
-            connection.execute(its.values(phase="reported", reason=""))
+            connection.execute(_INSERT, row)
+            connection.execute(_REPORTED, key)
+            connection.execute(_WELL, {"its_client": update.client})
         return True
 
     def accepted(self, run: str, number: int) -> list[AcceptedRow]:

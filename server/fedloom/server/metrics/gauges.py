@@ -27,6 +27,13 @@ GAUGES = (
     Gauge("fedloom_transfers_waiting", "Transfers that wait for a slot.", ("direction",)),
     Gauge("fedloom_clients", "Connected clients, by state.", ("state",)),
     Gauge("fedloom_clients_enrolled", "Clients in the ledger, by status.", ("status",)),
+    Gauge("fedloom_clients_failing", "Clients whose last tasks failed or were refused."),
+    Gauge("fedloom_devices_reporting", "Connected devices that report readings."),
+    Gauge(
+        "fedloom_device_reading",
+        "Least, median and greatest of a reading over these devices; of GPUs, over all GPUs.",
+        ("reading", "quantile"),
+    ),
     Gauge("fedloom_watchers", "Readers of the event stream."),
     Gauge(
         "fedloom_certificate_expiry_seconds",
@@ -36,7 +43,7 @@ GAUGES = (
     ),
     Gauge("fedloom_disk_free_bytes", "Free space on the disk of models and updates."),
     Gauge("fedloom_disk_bytes", "Size of that disk."),
-    Gauge("fedloom_runs", "Active runs, by state.", ("state",)),
+    Gauge("fedloom_runs", "Runs that have not ended, by state.", ("state",)),
     Gauge("fedloom_run_rounds_wanted", "Training rounds of a run in total.", ("run",)),
     Gauge("fedloom_run_rounds_committed", "Training rounds of a run that are committed.", ("run",)),
     Gauge("fedloom_run_progress", "Share of a run's rounds that are committed.", ("run",)),
@@ -54,6 +61,9 @@ GAUGES = (
         "fedloom_round_quorum",
         "Fewest updates with which the open round may close at its deadline.",
         ("run",),
+    ),
+    Gauge(
+        "fedloom_round_sessions", "Masking sessions of the open round, by state.", ("run", "state")
     ),
     Gauge("fedloom_round_deadline_seconds", "Time until the open round's deadline.", ("run",)),
 )

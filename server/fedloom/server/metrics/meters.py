@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 
 from fedloom.protocol.errors import Code
 from fedloom.protocol.task_kind import Kind
+from fedloom.server.engine import SessionState
 
 disable_created_metrics()  # type: ignore[no-untyped-call] # an unused series for each
 
@@ -34,6 +35,9 @@ below their quorum, with too few updates for the aggregation, by an error, or by
 
 KINDS = tuple(map(str, Kind))
 
+SHARES, BODY, AGREEMENT, REVEAL = "shares", "body", "agreement", "reveal"
+"""Phases of the messages of a masking session in which members drop out."""
+
 UPDATE, CALL, ENROLMENT = "update", "call", "enrolment"
 FLEET = "fleet"
 
@@ -51,8 +55,8 @@ class Meters:
         def counter(name: str, words: str, *labels: str) -> Counter:
             return Counter(f"fedloom_{name}", words, labels, registry=registry)
 
-        def histogram(name: str, words: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"fedloom_{name}", words, buckets=buckets, registry=registry)
+        def histogram(name: str, words: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"fedloom_{name}", words, labels, buckets=buckets, registry=registry)
 
         self.rounds = counter(
             "rounds",
@@ -95,6 +99,19 @@ class Meters:
         self.ledger_s = histogram(
             "ledger_seconds", "Time of a transaction of the ledger, including its wait.", SHORT_S
         )
+        self.sessions = counter(
+            "masking_sessions",
+            "Masking sessions that ended, by outcome and by the state in which they did.",
+            "outcome", "state",
+        )  # fmt: skip
+        self.drop_outs = counter(
+            "masking_drop_outs",
+            "Members of masking sessions that did not send the message of a phase in time.",
+            "phase",
+        )
+        self.session_phase_s = histogram(
+            "masking_state_seconds", "Time of a masking session in a state.", LONG_S, "state"
+        )
         self.lag_s = histogram(
             "event_loop_lag_seconds", "Delay of the event loop, measured twice per second.", SHORT_S
         )
@@ -108,6 +125,13 @@ class Meters:
         for code in Code:
             self.refusals.labels(UPDATE, code.value)
             self.refusals.labels(CALL, code.value)
+        going_on = [state for state in SessionState if not state.is_over]
+        self.sessions.labels(SessionState.DONE.value, SessionState.UNMASKING.value)
+        for state in going_on:
+            self.sessions.labels(SessionState.ABANDONED.value, state.value)
+            self.session_phase_s.labels(state.value)
+        for phase in (SHARES, BODY, AGREEMENT, REVEAL):
+            self.drop_outs.labels(phase)
         for port in (FLEET, ENROLMENT):
             self.connections.labels(port)
         for code in (Code.BAD_TOKEN, Code.BAD_CSR, Code.EXPIRED):

@@ -1,6 +1,7 @@
 """Admission of an update by its header, before its body is received."""
 
 from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.masking.body import BodyLayout
 from fedloom.protocol.updates.header import PlannedPart, check_header
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.planning.round_plan import RoundPlan
@@ -13,13 +14,9 @@ def check_update(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> list[Planne
     Raises:
         Refusal: the update is of another model, or exceeds the round's limits.
     """
-    given = plan.given_to(header.client).digest
-    if header.model_digest != given:
-        raise Refusal(
-            Code.WRONG_MODEL,
-            f"Expected an update of the model {given[:12]}, got one of "
-            f"{header.model_digest[:12]!r}.",
-        )
+    if header.masking_session:
+        raise Refusal(Code.MALFORMED, "Expected an update in clear in this run, got a masked one.")
+    _check_model(header, plan)
     if abs(header.scalars.get(WITHIN, 0.5)) != 0.5:
         raise Refusal(
             Code.MALFORMED, f"Expected {WITHIN} = 0.5 or -0.5, got {header.scalars[WITHIN]:g}."
@@ -31,3 +28,68 @@ def check_update(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> list[Planne
             f"Expected one part with the first bytes of a reply, got {len(planned)} parts.",
         )
     return planned
+
+
+def check_masked_update(
+    header: fleet_pb2.UpdateHeader, plan: RoundPlan, layout: BodyLayout, session: bytes
+) -> None:
+    """Check the header of a masked update: it says nothing of the update.
+
+    Args:
+        header: of the update.
+        plan: of its round.
+        layout: of the body.
+        session: id of its client's session.
+
+    Raises:
+        Refusal: the update is of another model or session, or says more than it may.
+    """
+    _check_model(header, plan)
+    if header.masking_session != session:
+        raise Refusal(
+            Code.MASKING_REFUSED,
+            f"Expected an update for the session {session.hex()[:12]}, got one for "
+            f"{header.masking_session.hex()[:12]}.",
+        )
+    beside = {field.name for field, _ in header.ListFields()} - _MASKED_FIELDS
+    if beside:
+        raise Refusal(
+            Code.MALFORMED,
+            "Expected a masked update without weight, parts and metrics, which are in its body, "
+            f"got {', '.join(sorted(beside))}.",
+        )
+    if header.size_bytes != layout.size_bytes:
+        raise Refusal(
+            Code.MALFORMED,
+            f"Expected a masked body of {layout.size_bytes} bytes, got a declaration of "
+            f"{header.size_bytes}.",
+        )
+
+
+def check_masked(header: fleet_pb2.UpdateHeader) -> None:
+    """Check that an update of a masked round is not in clear.
+
+    Raises:
+        Refusal: MALFORMED.
+    """
+    if not header.masking_session:
+        raise Refusal(
+            Code.MALFORMED,
+            "Expected a masked update in this run, got one in clear: nothing of it was read. "
+            "Update the client.",
+        )
+
+
+_MASKED_FIELDS = frozenset(
+    {"task", "client", "model_digest", "size_bytes", "crc32c", "masking_session"}
+)
+
+
+def _check_model(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> None:
+    given = plan.given_to(header.client).digest
+    if header.model_digest != given:
+        raise Refusal(
+            Code.WRONG_MODEL,
+            f"Expected an update of the model {given[:12]}, got one of "
+            f"{header.model_digest[:12]!r}.",
+        )

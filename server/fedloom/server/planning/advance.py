@@ -23,7 +23,8 @@ from fedloom.protocol.task_description import task_seed
 from fedloom.protocol.tensors import model_differences
 from fedloom.protocol.tensors.container import narrow, widen
 from fedloom.protocol.tensors.model_differences import Difference
-from fedloom.server.engine import RoundKind
+from fedloom.server.engine import BestModel, RoundKind
+from fedloom.server.planning.best import best_after, first_best
 from fedloom.server.planning.round_result import RoundMetrics, RoundResult, measure
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.planning.spec import RunSpec
@@ -44,6 +45,7 @@ class TrainingState:
         held: the model that clients hold: `model` minus the loss of encoded differences.
         trained: rounds committed of those that the run wants.
         participations: of the clients, as far as the privacy claim limits them.
+        best: the best model so far; None in a run that has none.
     """
 
     model: Params
@@ -51,6 +53,7 @@ class TrainingState:
     held: Params
     trained: int = 0
     participations: Participations = field(default_factory=Participations)
+    best: BestModel | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,7 +77,7 @@ class Advanced:
 def begin(setup: RunSetup, model: Params) -> TrainingState:
     """Return the state before the first round."""
     strategy = setup.strategy.init(model, setup.spec.seed)
-    return TrainingState(model=model, strategy=strategy, held=model)
+    return TrainingState(model=model, strategy=strategy, held=model, best=first_best(setup.spec))
 
 
 def advance(setup: RunSetup, before: TrainingState, result: RoundResult) -> Advanced:
@@ -86,8 +89,9 @@ def advance(setup: RunSetup, before: TrainingState, result: RoundResult) -> Adva
     """
     trains = result.kind is RoundKind.TRAIN
     trained = before.trained + counts(setup.spec, result.kind)
-    metrics = measure(setup, result.metrics, trained, result.number)
-    after = replace(before, trained=trained)
+    metrics = measure(setup, result, trained)
+    best = best_after(setup.spec, before.best, result.number, result.kind, metrics.evaluation)
+    after = replace(before, trained=trained, best=best)
     if not trains:
         return Advanced(state=after, metrics=metrics)
     if setup.privacy is not None:
@@ -154,6 +158,8 @@ def _step(setup: RunSetup, before: TrainingState, result: RoundResult) -> tuple[
         noted: NotedMeans | None = None
         averaged: Mapping[str, Any] = {}
         if result.updates is None:
+            if setup.spec.needs != "sum":
+                raise RuntimeError(f"Expected what {setup.spec.needs} needs, got their sum alone.")
             means = result.total.drain()
         else:
             means = noted = reduced(strategy, state, result.updates)

@@ -10,6 +10,7 @@ Passes are those of PyTorch clients, as numbers of examples. A pass with gradien
 one if some tensors are frozen, and a training that `patience` may end early as a whole one.
 """
 
+import math
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,9 @@ from fedloom.protocol.task_description import DifferenceRef, TaskDescription
 from fedloom.protocol.tensors.container import TensorEntry, build_header
 from fedloom.protocol.tensors.model_differences import first_step
 from fedloom.protocol.updates.compression import array_name
+from fedloom.server.planning.masking import body_bytes
 from fedloom.strategies import DELTA, Personal, RoundSettings
+from fedloom.strategies.masking.words import MaskedWords
 
 Counts = NDArray[np.int64]
 
@@ -62,8 +65,11 @@ def upload_bytes(
     *,
     boxes: Mapping[str, tuple[int, ...]] | None = None,
     trainable: Collection[str] | None = None,
+    masked: tuple[int, MaskedWords] | None = None,
 ) -> int:
-    """Return the bytes of the update's body that a client uploads; 0 if it only evaluates.
+    """Return the bytes of the update's body that a client uploads.
+
+    0 if it only evaluates and sums are not masked.
 
     Args:
         task: with the client's seed, if `train.tensor_share` draws tensors by it.
@@ -71,13 +77,16 @@ def upload_bytes(
         boxes: shapes of the tensors of which a narrow client sends a part.
         trainable: tensors with gradients; None for all float tensors. Of others a client rule
             sends no more than the difference.
+        masked: bits of a value and the words beside the values, in a masked run.
     """
-    if not task.train:
-        return 0
+    shapes = {n: (boxes or {}).get(n, spec.shape) for n, spec in manifest.specs.items()}
+    parts = _parts(task, manifest, trainable) if task.train else []
+    if masked is not None:
+        values = sum(math.prod(shapes[name]) for name in parts)
+        return body_bytes(values + len(task.rule.scalars) * task.train, *masked)
     entries: list[TensorEntry] = []
-    for number, name in enumerate(_parts(task, manifest, trainable)):
-        shape = (boxes or {}).get(name, manifest.specs[name].shape)
-        entries += _arrays(task, f"{number}", manifest.wire_dtype(name), shape)
+    for number, name in enumerate(parts):
+        entries += _arrays(task, f"{number}", manifest.wire_dtype(name), shapes[name])
     return build_header(entries)[1].size_bytes if entries else 0
 
 

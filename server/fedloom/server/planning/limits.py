@@ -76,13 +76,25 @@ def release(spec: RunSpec, manifest: Manifest) -> Release | None:
     plan = spec.privacy_plan()
     if plan is None:
         return None
+    specs = {name: tensor for (_, name), tensor in _strategy_sums(spec, manifest).items()}
+    _check_size(spec, sum(tensor.size for tensor in specs.values()))
     return Release(
         settings=plan.settings,
         noise_multiplier=plan.noise_multiplier,
         goal=plan.goal,
-        specs={name: tensor for (_, name), tensor in _strategy_sums(spec, manifest).items()},
+        specs=specs,
         factor=plan.releases.factor,
     )
+
+
+def _check_size(spec: RunSpec, size: int) -> None:
+    """Refuse a model of which masked sums with noise would be mostly rounding."""
+    noise, grid = spec.session_noise(), spec.grid()
+    if noise is not None and grid is not None:
+        try:
+            noise.check_size(grid, size)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
 
 
 def limits(spec: RunSpec, manifest: Manifest) -> Limits:
@@ -122,7 +134,7 @@ def longest(spec: RunSpec, manifest: Manifest, clip: float | None) -> float | No
     if plan is None:
         return spec.max_norm
     most = plan.settings.clip if clip is None else clip
-    if not plan.settings.central:
+    if plan.settings.is_local:
         size = sum(tensor.size for tensor in _strategy_sums(spec, manifest).values())
         most = privacy.norm_bound(most, plan.noise_multiplier, size)
     return most if spec.max_norm is None else min(spec.max_norm, most)

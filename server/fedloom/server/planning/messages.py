@@ -10,7 +10,7 @@ from fedloom.protocol.updates.message import Limits
 
 DEADLINE_S = 43200.0
 """Default of `cohort.deadline_s` in such a run: the default time to live of Flower's messages."""
-_ALLOWED = frozenset({"name", "seed", "config", "flower", "cohort"})
+_ALLOWED = frozenset({"name", "seed", "config", "flower", "cohort", "priority", "share", "study"})
 _OF_COHORT = frozenset({"deadline_s", "patience_s"})
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.task_description import FileRef, TaskDescription, UpdateBounds
 from fedloom.protocol.updates.message import Limits
-from fedloom.server.engine import RoundConfig, RoundKind
+from fedloom.server.engine import BestModel, RoundConfig, RoundKind
+from fedloom.server.planning.masking import masked_config
 from fedloom.server.planning.spec import RunSpec
 from fedloom.server.planning.state_note import StateNote
 from fedloom.server.planning.task import describe
@@ -34,6 +35,7 @@ class RoundPlan:
         messages: the file for each client, in a round of messages; empty in other rounds.
         goals: goal and quorum that the operator set; None for those of the specification. The
             capacity of the sum follows from the specification alone, so its bits do not change.
+        best: the run's best model before the round; None in a run that has none.
     """
 
     run: str
@@ -50,13 +52,15 @@ class RoundPlan:
     participations: Participations = field(default_factory=Participations)
     messages: Mapping[str, FileRef] = field(default_factory=dict, repr=False)
     goals: tuple[int, int] | None = None
+    best: BestModel | None = None
 
     @property
     def config(self) -> RoundConfig:
         """The settings of the round."""
         if self.messages:
             return self.spec.message_config(len(self.messages))
-        return changed(self.spec.round_config(), self.goals)
+        config, masking = changed(self.spec.round_config(), self.goals), self.spec.build_masking()
+        return config if masking is None else masked_config(config, masking)
 
     @property
     def note(self) -> StateNote:
@@ -108,6 +112,9 @@ def task_of(plan: RoundPlan) -> TaskDescription:
         received=note.sent if asked.receives else None,
         config={**asked.config, **note.config},
         bounds=UpdateBounds(
-            max_abs=spec.max_abs, max_weight=spec.max_weight, max_bytes=plan.limits.max_bytes
+            max_abs=spec.max_abs,
+            max_weight=spec.max_weight,
+            max_bytes=plan.limits.max_bytes,
+            max_norm=None if asked.masking is None else plan.limits.max_norm,
         ),
     )

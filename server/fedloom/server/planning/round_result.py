@@ -59,7 +59,10 @@ class RoundResult:
         reports: one for each accepted update.
         total: their exact sum; `advance` consumes it.
         metrics: of each accepted update in any order; read once, one by one.
-        updates: each of them, for aggregations that need each; the sum is then empty.
+        words: the sums of the masked words of all accepted updates, which replace `metrics` in a
+            masked run; None in others.
+        updates: each of them, for aggregations that need each; the sum is then empty. For rules
+            over sessions, the mean of each session.
         keep: stores a new tensor that is too large for memory, and returns it from there; default:
             in memory.
     """
@@ -69,6 +72,7 @@ class RoundResult:
     reports: Sequence[ClientReport]
     total: Partial
     metrics: Iterable[ReportedMetrics] = ()
+    words: Mapping[str, int] | None = None
     updates: Updates | None = None
     keep: Callable[[Values], Values] = lambda values: values
 
@@ -91,18 +95,23 @@ class RoundMetrics:
     underflow: float | None = None
 
 
-def measure(
-    setup: RunSetup, reports: Iterable[ReportedMetrics], trained: int, number: int
-) -> RoundMetrics:
-    """Summarize a committed round with this number, after `trained` committed training rounds.
+def measure(setup: RunSetup, result: RoundResult, trained: int) -> RoundMetrics:
+    """Summarize a committed round, after `trained` committed training rounds.
 
-    A private run reports its spent budget only: no noise protects what clients measured.
+    A private run reports its spent budget only: no noise protects what clients measured. Of a
+    masked one, only means are known.
     """
     if setup.privacy is not None:
-        return RoundMetrics(privacy=setup.privacy.spent(trained, number))
+        return RoundMetrics(privacy=setup.privacy.spent(trained, result.number))
+    words = setup.spec.masked_words()
+    if words is not None:
+        sums = result.words or {}
+        return RoundMetrics(
+            training=words.means("training", sums), evaluation=words.means("evaluation", sums)
+        )
     settings = setup.spec.metrics_settings()
     training, evaluation = Summary(settings), Summary(settings)
-    for report in reports:
+    for report in result.metrics:
         training.add(report.client, report.training.num_examples, report.training.values)
         evaluation.add(report.client, report.evaluation.num_examples, report.evaluation.values)
     return RoundMetrics(training=training.values(), evaluation=evaluation.values())

@@ -15,6 +15,7 @@ from fedloom.protocol.settings import call, check_names, named, subtable, typed
 from fedloom.protocol.task_description import WEIGHTINGS, Scalar, check_config
 from fedloom.protocol.updates.compression import Scheme, scheme
 from fedloom.server.engine import (
+    BestSettings,
     BufferConfig,
     MessageConfig,
     RoundConfig,
@@ -26,9 +27,12 @@ from fedloom.server.engine import (
     select_by,
     uniform,
 )
+from fedloom.server.planning.fair_share import check_priority, check_share
+from fedloom.server.planning.masking import check_masking, masked_facts, over_sessions_text
 from fedloom.server.planning.messages import DEADLINE_S, MessageSettings, check_settings
 from fedloom.server.planning.plain_values import check_values
 from fedloom.server.planning.spec_tables import filled
+from fedloom.server.studies import check_study
 from fedloom.strategies import (
     Adapters,
     LocalTraining,
@@ -40,12 +44,19 @@ from fedloom.strategies import (
     registry,
 )
 from fedloom.strategies.exact.grid import Grid
+from fedloom.strategies.masking.noise import SessionNoise
+from fedloom.strategies.masking.over_sessions import OverSessions
+from fedloom.strategies.masking.settings import Masking
+from fedloom.strategies.masking.words import MaskedWords
 from fedloom.strategies.privacy import Plan, Privacy, Stream
 from fedloom.strategies.selection import History, Selection
 from fedloom.strategies.staleness import staleness_weighting
 
 MODES = ("synchronous", "buffered")
 """Modes of rounds: all clients work on one model, or each on the newest when it was asked."""
+
+OVER = ("updates", "sessions")
+"""What an aggregation compares: updates, or the means of masking sessions."""
 
 MAX_ROUNDS = 10**9
 
@@ -69,7 +80,8 @@ class RunSpec:
             aggregation or a strategy that counts every client once.
         strategy: name and settings, `{"name": "fedavg", ...}`.
         rule: client rule, name and settings.
-        aggregation: how updates become means, name and settings, `{"name": "median"}`.
+        aggregation: how updates become means, name and settings, `{"name": "median"}`; with `over =
+            "sessions"` a robust rule over the means of masking sessions.
         compression: how updates and models are encoded, `{"up": {"name": "int8", ...}, "down":
             ...}`: a codec's settings, and for `up` also `error_feedback`.
         personal: tensors that each client keeps: settings of `Personal`.
@@ -78,6 +90,7 @@ class RunSpec:
         cohort: settings of `RoundConfig`; with `mode = "buffered"` those of `BufferConfig`.
         selection: policy that draws cohorts, name and settings.
         metrics: settings of `MetricsSettings`.
+        best: how the best model is found, and when the run ends early: settings of `BestSettings`.
         train: settings of `LocalTraining`.
         max_abs: largest magnitude of a value that clients may send.
         max_norm: largest Euclidean norm of an update; None for no limit.
@@ -89,6 +102,10 @@ class RunSpec:
             values; required with sum_bits below 64.
         config: passed to the client's code unchanged.
         privacy: settings of `Privacy`; empty for no differential privacy.
+        masking: settings of `Masking`; None for sums of updates that the server sees.
+        priority: of runs that wait for the same clients, or in the queue, the highest comes first.
+        share: of these clients, among runs of one priority: with 2 twice as many tasks as with 1.
+        study: only clients of this study take part; empty for those of no study.
         flower: settings of `MessageSettings`: a Flower `ServerApp` decides what clients do; empty
             for rounds of this server.
     """
@@ -108,6 +125,7 @@ class RunSpec:
     cohort: Mapping[str, Any]
     selection: Mapping[str, Any]
     metrics: Mapping[str, Any]
+    best: Mapping[str, Any]
     train: Mapping[str, Any]
     max_abs: float = 1024.0
     max_norm: float | None = None
@@ -116,6 +134,10 @@ class RunSpec:
     precision: float | None = None
     config: Mapping[str, Scalar]
     privacy: Mapping[str, Any]
+    masking: Mapping[str, Any] | None = None
+    priority: int = 0
+    share: float = 1.0
+    study: str = ""
     flower: Mapping[str, Any]
 
     def __post_init__(self) -> None:
@@ -126,6 +148,9 @@ class RunSpec:
             )
         if not 0 < self.rounds <= MAX_ROUNDS:
             raise UsageError(f"Expected rounds from 1 to {MAX_ROUNDS}, got {self.rounds}.")
+        check_priority(self.priority)
+        check_share(self.share)
+        check_study(self.study)
         typed("weighting", self.weighting, Literal[WEIGHTINGS])
         for name, value in self.config.items():
             typed(f"config.{name}", value, Scalar)
@@ -143,6 +168,7 @@ class RunSpec:
             self.exponent()
             self._check_local_noise()
             self._check_precision()
+            self._check_masking()
             self._check_messages()
         except (ValueError, TypeError, privacy.MissingAccountant) as error:
             raise UsageError(str(error)) from None
@@ -151,7 +177,7 @@ class RunSpec:
         """The strategy, with its client rule and its aggregation."""
         strategy = self._strategy()
         scheme, broadcast = self.build_compression(), self.build_broadcast()
-        cohort = self._round_config()
+        cohort, masked = self._round_config(), self.build_masking()
         compatibility.check(
             compatibility.Recipe(
                 strategy=strategy,
@@ -169,21 +195,29 @@ class RunSpec:
                 over_selection=cohort.over_selection,
                 replace=bool(self.cohort.get("replace", False)),
                 uneven=self.local_training().uneven,
-                sum_bits=self.sum_bits,
+                sum_bits=self._bits(),
+                masking=masked,
+                metrics=self.metrics_settings(),
+                messages=bool(self.flower),
             )
         )
         return strategy
 
     def _strategy(self) -> Strategy:
         """The strategy, not checked against the other parts of the run."""
-        rule = registry.client_rule(*named(self.rule, "rule"), table="rule")
-        aggregation = registry.aggregation(
-            *named(self.aggregation, "aggregation"), table="aggregation"
-        )
+        rule = registry.client_rule(*named(self.rule, "rule", registry.CLIENT_RULES), table="rule")
+        name, settings = named(self.aggregation, "aggregation", registry.AGGREGATIONS)
+        over = typed("aggregation.over", settings.pop("over", OVER[0]), Literal[OVER])
+        aggregation = registry.aggregation(name, settings, table="aggregation")
+        if over == OVER[1]:
+            aggregation = OverSessions(aggregation)
         return registry.strategy(
-            *named(self.strategy, "strategy"), rule=rule, aggregation=aggregation,
-            config={"lr": self.train.get("learning_rate", 0.0), **self.config}, table="strategy",
-        )  # fmt: skip
+            *named(self.strategy, "strategy", registry.STRATEGIES),
+            rule=rule,
+            aggregation=aggregation,
+            config={"lr": self.train.get("learning_rate", 0.0), **self.config},
+            table="strategy",
+        )
 
     def build_compression(self) -> Scheme | None:
         """The encoding of updates; None to send them unencoded."""
@@ -226,9 +260,69 @@ class RunSpec:
         return call(Adapters, self.adapters, table="adapters")
 
     @property
-    def needs(self) -> Literal["sum", "each"]:
-        """Whether a round needs only the sum of its updates, or each one."""
+    def needs(self) -> Literal["sum", "sessions", "each"]:
+        """Whether a round needs only the sum of its updates, those of its sessions, or each."""
         return "each" if self.build_adapters().by_products else self.build_strategy().needs
+
+    @property
+    def least_sessions(self) -> int:
+        """The fewest masking sessions whose sums a training round needs."""
+        return self.build_strategy().aggregation.min_updates if self.needs == "sessions" else 1
+
+    def build_masking(self) -> Masking | None:
+        """The [masking] table, or None."""
+        if self.masking is None:
+            return None
+        if not self.masking:  # silently off, it would be taken for on
+            raise UsageError(
+                "Expected a setting in [masking], such as group = 64, got an empty table. Add one, "
+                "or leave out [masking]."
+            )
+        return call(Masking, self.masking, table="masking")
+
+    def _check_masking(self) -> None:
+        settings, grid = self.build_masking(), self.grid()
+        if settings is None or grid is None:
+            return
+        best = call(BestSettings, self.best, table="best").metric if self.best else None
+        check_masking(
+            settings,
+            grid,
+            finishers=self._finishers(),
+            max_examples=self._most_examples(),
+            metrics=self.metrics,
+            best=best,
+            trains=not self.evaluate_only,
+            noise=self.session_noise(),
+        )
+
+    def _finishers(self) -> range:
+        """The numbers of updates with which a round may close."""
+        config = self._round_config()
+        return range(config.quorum, config.goal + 1)
+
+    def _most_examples(self) -> float:
+        """The largest number of examples that counts for a metric."""
+        return self.metrics_settings().max_weight or self.max_weight
+
+    def masked_words(self, *, trains: bool = True, evaluates: bool = True) -> MaskedWords | None:
+        """The words of the updates of a masked round; None without [masking].
+
+        Args:
+            trains: whether its clients train.
+            evaluates: whether they evaluate.
+        """
+        settings, metrics = self.build_masking(), self.metrics_settings()
+        if settings is None:
+            return None
+        return MaskedWords.of_round(
+            settings.metrics if metrics.enabled and metrics.mean else {},
+            weighting=self.weighting,
+            max_examples=self._most_examples(),
+            trains=trains,
+            evaluates=evaluates,
+            private=bool(self.privacy),
+        )
 
     # ---- privacy -----------------------------------------------------------------------------
 
@@ -243,11 +337,27 @@ class RunSpec:
         settings = self.build_privacy()
         if settings is None:
             return None
-        return privacy.plan(settings, goal=self._round_config().goal, rounds=self.rounds)
+        masking, goal = self.build_masking(), self._round_config().goal
+        sessions = None
+        if masking is not None:
+            sessions = masking.min_group, max(masking.min_group, min(masking.group, goal))
+        return privacy.plan(settings, goal=goal, rounds=self.rounds, sessions=sessions)
+
+    def session_noise(self) -> SessionNoise | None:
+        """The noise of the masking sessions of the run; None without."""
+        plan, masking = self.privacy_plan(), self.build_masking()
+        if plan is None or masking is None:
+            return None
+        return SessionNoise(
+            clip=plan.settings.clip,
+            noise_multiplier=plan.noise_multiplier,
+            group=masking.group,
+            min_group=masking.min_group,
+        )
 
     def _check_local_noise(self) -> None:
         plan = self.privacy_plan()
-        if plan is None or plan.settings.central:
+        if plan is None or not plan.settings.is_local:
             return
         needed = plan.settings.clip * (1 + 14 * plan.noise_multiplier)
         if self.max_abs < needed:
@@ -258,7 +368,9 @@ class RunSpec:
 
     def build_selection(self) -> Selection:
         """The policy that draws cohorts."""
-        return registry.selection(*named(self.selection, "selection"), table="selection")
+        return registry.selection(
+            *named(self.selection, "selection", registry.SELECTIONS), table="selection"
+        )
 
     def select(
         self, number: int, kind: RoundKind, history: History | None, stream: Stream | None = None
@@ -342,7 +454,53 @@ class RunSpec:
             evaluate_only=self.evaluate_only,
             most_opened=None if plan is None or plan.settings.central else plan.last,
             on_demand=bool(self.flower),
+            best=self.best_settings(),
         )
+
+    def best_settings(self) -> BestSettings | None:
+        """How the best model is found; None in a run whose rounds say nothing about its models.
+
+        Raises:
+            UsageError: a setting is not valid, or the run can have no best model.
+        """
+        if self.flower:
+            return None  # `_check_messages` refuses its settings
+        if not (why := self._without_best()):
+            return call(BestSettings, self.best, table="best")
+        if self.best:
+            raise UsageError(f"{why}, or leave out [best].")
+        return None
+
+    def _without_best(self) -> str:
+        """Why the run can have no best model; empty if it can."""
+        if self.privacy:
+            return (
+                "Expected no [best] with [privacy], got one: no noise protects what clients "
+                "measure, so a private run has no metrics. Evaluate its models in another run"
+            )
+        if self.evaluate_only:
+            return (
+                "Expected a run that trains with [best], got evaluate_only = true, which makes no "
+                "models. Remove evaluate_only"
+            )
+        if not self.evaluate:
+            return (
+                'Expected evaluate = true or "after" with [best], got false: no round would '
+                "measure a model. Set evaluate"
+            )
+        if self.buffer_config() is not None:
+            return (
+                'Expected no [best] with cohort.mode = "buffered", got one: clients of a buffer '
+                "evaluate models of several rounds, so their mean belongs to none of them. Remove "
+                "cohort.mode"
+            )
+        metrics = self.metrics_settings()
+        if not (metrics.enabled and metrics.mean):
+            return (
+                "Expected metrics.enabled and metrics.mean = true with [best], got false: the best "
+                "model is that with the best mean. Set both to true"
+            )
+        return ""
 
     def _check_evaluation(self) -> None:
         if self.evaluate == "after" and self.buffer_config() is not None:
@@ -389,23 +547,56 @@ class RunSpec:
     @property
     def is_narrow(self) -> bool:
         """Whether a round's sums are rounded to a grid of 2^-exponent."""
-        return self.sum_bits is not None or bool(self.privacy)
+        return self.sum_bits is not None or self.masking is not None or bool(self.privacy)
 
     def grid(self) -> Grid | None:
-        """The grid of narrow sums; None for exact sums, and with [privacy]: its noise hides it."""
-        return None if self.sum_bits is None or self.privacy else self._grid()
+        """The grid of narrow sums; None for exact sums, and for sums that get noise as a whole."""
+        hidden = bool(self.privacy) and self.masking is None
+        return None if hidden or not self.is_narrow else self._grid()
 
     def _grid(self) -> Grid:
-        return Grid(
-            bits=self.sum_bits or 64,
-            max_abs=self.max_abs,
+        masked, noise = self.build_masking(), self.session_noise()
+        grid = Grid(
+            bits=self._bits() or 64,
+            max_abs=self.max_abs if noise is None else min(self.max_abs, noise.clip),
             weighting=self.weighting,
             max_weight=self.max_weight,
             updates=self.capacity,
+            session=None if masked is None else masked.group,
         )
+        return grid if noise is None else noise.on(grid)
+
+    def _bits(self) -> int | None:
+        """Bits of a narrow sum; None for exact sums."""
+        masked = self.build_masking()
+        return self.sum_bits if masked is None else masked.sum_bits
+
+    def sum_facts(self) -> dict[str, Any] | None:
+        """Plain values that describe a run's narrow sums, for `sum_lines`; None as for `grid`."""
+        grid, settings = self.grid(), self.build_masking()
+        if grid is None:
+            return None
+        if settings is None:
+            return grid.facts(self.precision)
+        facts = masked_facts(settings, grid, self._finishers(), self.session_noise())
+        aggregation = self.build_strategy().aggregation
+        if isinstance(aggregation, OverSessions):
+            facts["masking"]["notes"] = {
+                **facts["masking"].get("notes", {}),
+                "robust": over_sessions_text(aggregation, self._finishers(), settings.group),
+            }
+        return facts
 
     def _check_precision(self) -> None:
         grid, precision = self.grid(), self.precision
+        if self.masking is not None:
+            for name in ("sum_bits", "precision"):
+                if getattr(self, name) is not None:
+                    raise UsageError(
+                        f"Expected {name} in [masking], got it at the top level. Set "
+                        f"masking.{name}."
+                    )
+            return
         if grid is None and precision is not None:
             instead = "[privacy]" if self.privacy else "exact sums"
             raise UsageError(

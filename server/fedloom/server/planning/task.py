@@ -1,6 +1,6 @@
 """The task of a round's clients: the same in a deployment and in a simulation."""
 
-from fedloom.protocol.task_description import DevicePrivacy, TaskDescription
+from fedloom.protocol.task_description import DevicePrivacy, TaskDescription, TaskMasking
 from fedloom.server.engine import RoundKind
 from fedloom.server.planning.spec import RunSpec
 
@@ -28,6 +28,23 @@ def describe(
         config=spec.config,
         privacy=_privacy(spec, clip) if train else None,
         run_name=spec.name,
+        masking=_masking(spec),
+    )
+
+
+def _masking(spec: RunSpec) -> TaskMasking | None:
+    """How the updates of a masked round are masked."""
+    settings, grid, words = spec.build_masking(), spec.grid(), spec.masked_words()
+    if settings is None or grid is None or words is None:
+        return None
+    return TaskMasking(
+        sum_bits=settings.sum_bits,
+        exponent=grid.exponent,
+        group=settings.group,
+        run_seed=spec.seed,
+        metrics=words.bounds,
+        max_examples=words.max_examples,
+        session_s=settings.session_s,
     )
 
 
@@ -41,4 +58,5 @@ def _privacy(spec: RunSpec, clip: float) -> DevicePrivacy | None:
         count_within=plan.settings.adaptive,
         noise_multiplier=0.0 if plan.settings.central else plan.noise_multiplier,
         seeded=plan.settings.noise == "seed",
+        in_session=plan.settings.in_sessions,
     )

@@ -1,10 +1,13 @@
 """Pages of the audit trail."""
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated
 
 from pydantic import BaseModel, Field
 
 from fedloom.server.ledger.audit_trail import Filter
+from fedloom.server.ledger.lists.order import Cut
 from fedloom.server.queries.context import ConsoleContext
 
 
@@ -37,6 +40,15 @@ class AuditPage(BaseModel):
         int | None, Field(description="`before` of the next page; null on the last")
     ]
     head: AuditHead
+
+
+async def listed_entries(
+    context: ConsoleContext, wanted: Filter, page: Cut
+) -> Callable[[], Iterator[AuditEntry]]:
+    """What reads a page of the entries that match a filter, newest first unless sorted."""
+    await context.access.audit_log.store()
+    rows = partial(context.ledger.trail.listed, wanted, page)
+    return lambda: (AuditEntry(**row) for row in rows())
 
 
 async def audit_page(context: ConsoleContext, wanted: Filter, limit: int) -> AuditPage:

@@ -20,15 +20,61 @@ class ClientState(StrEnum):
     OFFLINE = "offline"
     WORKING = "working"
     IDLE = "idle"
+    FAILING = "failing"
+    COOLING = "cooling"
     QUARANTINED = "quarantined"
     DRAINED = "drained"
     REVOKED = "revoked"
+
+
+class LastError(BaseModel):
+    """The latest failed or refused task of a client."""
+
+    text: str
+    run: str
+    round: int
+    at: float
+
+
+class GpuView(BaseModel):
+    """A GPU of a device; null for what it does not report."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    name: str
+    busy: Annotated[float | None, Field(description="percent of the time")]
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    temperature: Annotated[float | None, Field(description="°C")]
+
+
+class DeviceView(BaseModel):
+    """The latest readings of a device, as its owner lets them leave; null for the others."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    at: Annotated[float, Field(description="when they came")]
+    cpu: Annotated[float | None, Field(description="percent of all processors")]
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    temperature: Annotated[float | None, Field(description="of the hottest sensor, °C")]
+    battery: Annotated[float | None, Field(description="charge, percent")]
+    mains: Annotated[bool | None, Field(description="whether it runs on mains power")]
+    gpus: list[GpuView]
 
 
 class ClientView(BaseModel):
     """A client."""
 
     name: str
+    state: Annotated[
+        ClientState,
+        Field(
+            description="the first that applies: revoked, quarantined, drained, cooling (failing, "
+            "and gets no offers for some time), failing (its last tasks failed or were refused), "
+            "working, idle, offline"
+        ),
+    ]
     status: Annotated[str, Field(description="active or revoked")]
     online: bool
     task: Annotated[str | None, Field(description="RUN/ROUND that occupies it")]
@@ -48,6 +94,7 @@ class ClientView(BaseModel):
     labels: Annotated[dict[str, str], Field(description="set by operators")] = {}
     own_labels: Annotated[dict[str, str], Field(description="set by the device")] = {}
     note: str | None = None
+    study: Annotated[str | None, Field(description="null or empty for none")] = None
     asked: Annotated[int, Field(description="rounds that selected it, ended or open")] = 0
     counted: Annotated[int, Field(description="of those: rounds that counted its update")] = 0
     declined: int = 0
@@ -58,6 +105,17 @@ class ClientView(BaseModel):
     success_rate: Annotated[
         float | None,
         Field(description="counted, of its tasks that ended and were not declined; null if none"),
+    ] = None
+    success_level: Annotated[
+        str | None,
+        Field(description="ok (90 % or more), warn, or bad (below 50 %); null below three tasks"),
+    ] = None
+    failures: Annotated[int, Field(description="failed or refused tasks in a row")] = 0
+    last_error: LastError | None = None
+    cools_until: Annotated[float | None, Field(description="when it gets offers again")] = None
+    device: Annotated[
+        DeviceView | None,
+        Field(description="null without readings since the server's start, and in lists"),
     ] = None
     last_counted_at: float | None = None
     staleness: Annotated[
@@ -124,6 +182,12 @@ class Note(_In):
     """An operator's note about a client."""
 
     note: Annotated[str, Field(max_length=2000, pattern=PROSE)]
+
+
+class NewStudy(_In):
+    """A client's new study."""
+
+    study: Annotated[str, Field(max_length=40, description="empty for none")]
 
 
 class Labels(_In):

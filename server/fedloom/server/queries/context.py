@@ -3,21 +3,24 @@
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from fedloom.protocol.errors import FedloomError, UsageError, printable
 from fedloom.server.access.context import AccessContext
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import Principal
+from fedloom.server.access.studies import NO_STUDY, matching_studies, sees, studies
 from fedloom.server.config import ServerConfig
 from fedloom.server.event_hub import Hub
+from fedloom.server.fleet.device_reports import DeviceReports
 from fedloom.server.fleet.refusal_log import RefusalLog
 from fedloom.server.fleet.sessions import Fleet
 from fedloom.server.fleet.transfer_slots import TransferSlots
+from fedloom.server.ledger.rows import ModelRow, RunRow
 from fedloom.server.metrics.log_buffer import LogRing
 from fedloom.server.metrics.meters import Meters
 from fedloom.server.pki.authority import Authority
@@ -28,6 +31,8 @@ from fedloom.server.rounds.manager import Runs
 from fedloom.server.rounds.member_records import Records
 from fedloom.server.storage.context import StorageContext
 from fedloom.server.storage.model_norms import Inspector
+
+Model = TypeVar("Model", bound=ModelRow)
 
 _DIGEST_PREFIX = re.compile(r"[0-9a-f]{4,64}")
 
@@ -43,6 +48,7 @@ class ConsoleContext(StorageContext):
 
     Attributes:
         fleet: sessions of the connected clients.
+        devices: the latest readings of devices whose owners let them leave.
         uploads: transfer slots for updates.
         downloads: transfer slots for the files of clients' tasks.
         extra_downloads: transfer slots for models that no task needs.
@@ -62,6 +68,7 @@ class ConsoleContext(StorageContext):
     config: ServerConfig
     access: AccessContext
     fleet: Fleet
+    devices: DeviceReports
     uploads: TransferSlots
     downloads: TransferSlots
     extra_downloads: TransferSlots
@@ -122,29 +129,78 @@ class ConsoleContext(StorageContext):
             UsageError: several runs match.
         """
         ledger = self.ledger
-        if await self.in_reader(ledger.run, reference) is not None:
+        found = await self.in_reader(ledger.run, reference)
+        if found is not None and sees(found.study):
             return reference
-        rows = await self.in_reader(ledger.list_runs)
+        rows = await self.runs_seen()
         return _only(reference, [r.id for r in rows if r.id.startswith(reference)], "run")
+
+    async def runs_seen(self, study: str = "") -> list[RunRow]:
+        """The runs that this request sees and a filter leaves, in order of creation."""
+        found, rows = matching_studies(study), await self.in_reader(self.ledger.list_runs)
+        return rows if found is None else [row for row in rows if (row.study or "") in found]
+
+    def studies_seen(self) -> list[str]:
+        """The studies that this request is limited to, or all, by name."""
+        limited = studies()
+        return sorted(self.fleet.studies | self.runs.studies if limited is None else limited)
+
+    def study_choices(self) -> list[str]:
+        """What a list is filtered by; empty if this request sees one study or none."""
+        known = self.studies_seen()
+        if studies() is None:
+            known.append(NO_STUDY)
+        return known if len(known) > 1 else []
+
+    async def models_seen(self, limit: int = 0) -> list[ModelRow]:
+        """The newest models of the runs that this request sees, oldest first; 0 for all."""
+        if studies() is None:
+            return await self.in_reader(self.ledger.list_models, limit=limit)
+        rows = await self.in_reader(self.ledger.list_models)
+        seen = {row.id for row in await self.runs_seen()}
+        return [row for row in rows if row.run in seen][-limit:]
 
     async def digest(self, reference: str) -> str:
         """The digest of the one stored model whose digest is, or begins with, `reference`.
 
         Raises:
-            NotFoundError: no model matches.
+            NotFoundError: no model matches, or its file was pruned.
             UsageError: several models match, or it is not a digest.
         """
-        if not _DIGEST_PREFIX.fullmatch(reference):
-            raise UsageError(
-                f"Expected a model's digest or at least its first 4 digits, got {reference[:80]!r}."
-            )
+        if studies() is not None:
+            reference = await self._seen_digest(reference)
+        _check_digest(reference)
         found = await self.in_disk(self.models.find, reference)
+        known = [] if found else await self.in_reader(self.ledger.find_models, reference)
+        if len(known) == 1:
+            raise NotFoundError(
+                f"The file of the model {known[0][:12]} was pruned. "
+                f"`fedloom model lineage {known[0][:12]}` shows its lineage."
+            )
         return _only(reference, found, "model")
 
     async def known_digest(self, reference: str) -> str:
         """Like `digest`, also for a model whose file was pruned."""
+        if studies() is not None:
+            return await self._seen_digest(reference)
         known = await self.in_reader(self.ledger.find_models, reference)
         return known[0] if len(known) == 1 else await self.digest(reference)
+
+    async def _seen_digest(self, reference: str) -> str:
+        """The digest of the one model of the seen runs that `reference` begins."""
+        _check_digest(reference)
+        models = await self.models_seen()
+        known = {m.digest for m in models if m.digest.startswith(reference)}
+        return _only(reference, sorted(known), "model")
+
+    async def with_kept(self, rows: Sequence[Model]) -> list[Model]:
+        """Models, of which those whose file is kept do not count as pruned.
+
+        A file is kept for another run, a promotion, or as the best after a rollback.
+        """
+        pruned = [row.digest for row in rows if row.pruned is not None]
+        kept = await self.in_disk(self.models.kept, pruned) if pruned else set()
+        return [replace(row, pruned=None) if row.digest in kept else row for row in rows]
 
     async def hold(self, digest: str) -> None:
         """Protect a model's file from pruning while a row that refers to it is written.
@@ -154,6 +210,13 @@ class ConsoleContext(StorageContext):
         """
         if not await self.in_disk(self.models.hold, digest):
             raise NotFoundError(f"The model {digest[:12]} was pruned.")
+
+
+def _check_digest(reference: str) -> None:
+    if not _DIGEST_PREFIX.fullmatch(reference):
+        raise UsageError(
+            f"Expected a model's digest or at least its first 4 digits, got {reference[:80]!r}."
+        )
 
 
 def _only(reference: str, found: list[str], what: str) -> str:

@@ -7,23 +7,32 @@ fixed values, except `run`: the active runs and up to `MOST_ENDED` that ended wi
 import math
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from statistics import median
 
 from fedloom.protocol.version import __version__
-from fedloom.server.engine import Phase
+from fedloom.server.cool_off import CoolOffs
+from fedloom.server.engine import MaskedRound, Phase, SessionState
+from fedloom.server.fleet.device_reports import DeviceReport, Gpu
 from fedloom.server.fleet.sessions import Fleet
 from fedloom.server.insight.curves import curves, latest
 from fedloom.server.ledger.rows import CurveRow, RunRow
 from fedloom.server.metrics.gauges import Values
 from fedloom.server.pki.authority import Authority
+from fedloom.server.queries.clients import failing
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.rounds.manager import ACTIVE, Runs
+from fedloom.server.rounds.sharing.queue import QUEUED
 
 ENDED_S = 3600.0
 MOST_ENDED = 10
 MEASURES = ("loss", "accuracy")
 """Metrics that are shown; clients choose the names of other metrics freely."""
+
+MISSED = 3
+"""Reports that a device may miss before its last one no longer counts in the metrics."""
 
 
 async def gauge_values(context: ConsoleContext) -> Values:
@@ -32,16 +41,21 @@ async def gauge_values(context: ConsoleContext) -> Values:
     rows = await context.in_reader(ledger.list_runs)
     shown = _shown(rows, now)
     measured = {row.id: await context.in_reader(ledger.last_curve_rows, row.id) for row in shown}
+    fails = await failing(context)
     statuses = await context.in_reader(ledger.clients_by_status)
     soonest = await context.in_reader(ledger.first_certificate_end)
     disk = await context.in_disk(shutil.disk_usage, context.models.path("any").parent)
     return {
         **_of_server(context),
+        "fedloom_clients_failing": [((), len(fails))],
+        **_of_devices(context),
         "fedloom_clients_enrolled": [((name,), n) for name, n in statuses.items()],
         "fedloom_certificate_expiry_seconds": [*_ends(context.authority, soonest)],
         "fedloom_disk_free_bytes": [((), disk.free)],
         "fedloom_disk_bytes": [((), disk.total)],
-        "fedloom_runs": [((state,), sum(r.state == state for r in rows)) for state in ACTIVE],
+        "fedloom_runs": [
+            ((state,), sum(r.state == state for r in rows)) for state in (*ACTIVE, QUEUED)
+        ],
         **_of_runs(shown, measured),
         **_of_rounds(context.runs, shown),
     }
@@ -69,14 +83,44 @@ def _of_server(context: ConsoleContext) -> Values:
             ((way,), sum(each.waiting for each in slots))
             for way, slots in (("up", up), ("down", down))
         ],
-        "fedloom_clients": [((state,), n) for state, n in states(context.fleet).items()],
+        "fedloom_clients": [
+            ((state,), n) for state, n in states(context.fleet, context.runs.cool_offs).items()
+        ],
         "fedloom_watchers": [((), len(context.live))],
     }
 
 
-def states(fleet: Fleet) -> dict[str, int]:
+def _of_devices(context: ConsoleContext) -> Values:
+    # An owner may have withdrawn the readings since.
+    since = time.time() - MISSED * max(10.0, context.config.clients.device_report_s)
+    found = list(context.devices.of((session.client for session in context.fleet), since))
+    gpus = [gpu for report in found for gpu in report.gpus]
+    readings = {
+        "cpu_percent": [each.cpu for each in found],
+        "memory_percent": [_percent(each) for each in found],
+        "temperature_celsius": [each.temperature for each in found],
+        "battery_percent": [each.battery for each in found],
+        "gpu_percent": [each.busy for each in gpus],
+        "gpu_memory_percent": [_percent(each) for each in gpus],
+        "gpu_temperature_celsius": [each.temperature for each in gpus],
+    }
+    values: list[tuple[tuple[str, ...], float]] = []
+    for name, several in readings.items():
+        if known := [each for each in several if each is not None]:
+            for quantile, of in (("0", min), ("0.5", median), ("1", max)):
+                values.append(((name, quantile), of(known)))
+    return {"fedloom_devices_reporting": [((), len(found))], "fedloom_device_reading": values}
+
+
+def _percent(of: DeviceReport | Gpu) -> float | None:
+    used, total = of.memory_used_bytes, of.memory_total_bytes
+    return None if used is None or total is None else 100 * used / total
+
+
+def states(fleet: Fleet, cool_offs: CoolOffs) -> dict[str, int]:
     """Number of connected clients per state."""
-    counts = dict.fromkeys(("available", "working", "resting", "quarantine", "drain"), 0)
+    names = ("available", "working", "resting", "cooling", "quarantine", "drain")
+    counts = dict.fromkeys(names, 0)
     available = set(fleet.available())
     for session in fleet:
         held = fleet.held(session.client)
@@ -84,6 +128,8 @@ def states(fleet: Fleet) -> dict[str, int]:
             counts[held.value] += 1
         elif session.task is not None:
             counts["working"] += 1
+        elif cool_offs.left_s(session.client):
+            counts["cooling"] += 1
         else:
             counts["available" if session.client in available else "resting"] += 1
     return counts
@@ -137,6 +183,10 @@ def _of_rounds(runs: Runs, rows: Iterable[RunRow]) -> Values:
             put("_members", (run, phase.value), status["clients"].get(phase.value, 0))
         for name in ("accepted", "goal", "quorum"):
             put(f"_{name}", (run,), status[name])
+        if isinstance(open_round.engine, MaskedRound):
+            states = Counter(each.state for each in open_round.engine.sessions)
+            for state in SessionState:
+                put("_sessions", (run, state.value), states[state])
         if (left_s := status["deadline_left_s"]) is not None:
             put("_deadline_seconds", (run,), left_s)
     return values

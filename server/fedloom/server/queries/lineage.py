@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
+from fedloom.server.access.studies import studies
 from fedloom.server.ledger.rows import values
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.storage.model_norms import Layers as MeasuredLayers
@@ -94,17 +95,22 @@ async def lineage(context: ConsoleContext, reference: str) -> ModelDetail:
 
 
 async def model_detail(context: ConsoleContext, digest: str) -> ModelDetail:
-    """A model by its full digest."""
+    """A model by its full digest, as the runs that are seen have it."""
     ledger = context.ledger
     origins, size = [], await context.in_disk(context.models.size, digest)
     rows = await context.in_reader(ledger.origins, digest)
+    found = (await context.in_reader(ledger.evaluations, [digest]))[digest]
+    promoted = await context.in_reader(ledger.promotions_of, digest)
+    if studies() is not None:  # runs of others may have the same model
+        seen = {row.id for row in await context.runs_seen()}
+        rows = [row for row in rows if row.run in seen]
+        found = [row for row in found if row.run in seen]
+        promoted = []
     for row in rows:
         part = await context.in_reader(ledger.contributors, row.run, row.round)
         origins.append(
             Origin.model_validate({**values(row), "contributors": [values(each) for each in part]})
         )
-    found = await context.in_reader(ledger.evaluations, [digest])
-    promoted = await context.in_reader(ledger.promotions_of, digest)
     return ModelDetail(
         digest=digest,
         size_bytes=rows[-1].size_bytes if size is None else size,
@@ -119,7 +125,7 @@ async def model_detail(context: ConsoleContext, digest: str) -> ModelDetail:
                 quantiles=row.evaluation.get("quantiles", {}),
                 disagree=row.evaluation.get("disagree", []),
             )
-            for row in found[digest]
+            for row in found
         ],
         promoted_at=[row.at for row in promoted],
     )

@@ -2,10 +2,12 @@
 
 import asyncio
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
+from fedloom.server.ledger.lists.order import Cut, page_of
 from fedloom.server.ledger.privacy.budgets import BudgetRow
 from fedloom.server.ledger.rows import RunRow
 from fedloom.server.planning import privacy_budget as pure
@@ -29,8 +31,7 @@ async def privacy_ledger(
         label: name or name=value; empty for none.
         delta: of the figures; by default that of the budget, or the smallest of the runs.
     """
-    rows = await context.in_reader(context.ledger.privacy_budgets)
-    book = await asyncio.to_thread(read_book, context.ledger, rows, labels=[label])
+    rows, book = await _read(context, label)
     return await asyncio.to_thread(_ledger, context, book, rows, label, delta)
 
 
@@ -43,14 +44,73 @@ async def spenders_page(
     limit: int = 100,
 ) -> views.SpenderList:
     """Clients that were in a run, by name, with what they have spent."""
+    rows, book = await _read(context, label)
+    at = delta or _delta(book, rows, label)
+    return await asyncio.to_thread(_spenders, book, label, at, after, limit)
+
+
+async def ledger_and_spenders(
+    context: ConsoleContext, *, label: str, text: str, page: Cut
+) -> tuple[views.PrivacyLedger, list[views.SpenderView]]:
+    """All populations, and a page of the clients of a label, of one reading of the ledger.
+
+    Args:
+        context: of the server.
+        label: of the clients, name or name=value; empty for all.
+        text: a part of their names; case is ignored.
+        page: of the clients, by name unless sorted.
+    """
+    rows, book = await _read(context, label)
+    at = _delta(book, rows, label)
+    spenders = await asyncio.to_thread(_listed_spenders, book, label, at, text, page)
+    return await asyncio.to_thread(_ledger, context, book, rows, label, None), spenders
+
+
+def _listed_spenders(
+    book: PrivacyBook, label: str, delta: float, text: str, page: Cut
+) -> list[views.SpenderView]:
+    known = dict[tuple[pure.Runs, bool], dict[str, Any]]()
+
+    def facts(name: str) -> dict[str, Any]:
+        """What clients that were in the same runs have in common."""
+        its = book.facts.member_of.get(name, frozenset()), name in book.facts.drawable
+        if its not in known:
+            known[its] = _spender(book, name, delta).model_dump(exclude={"client"})
+        return known[its]
+
+    def value(column: str) -> Callable[[str], Any]:
+        if column in UNBOUNDED:
+            return lambda name: unbounded(facts(name)[column])
+        return lambda name: facts(name)[column]
+
+    columns = {each: value(each) for each in views.SpenderView.model_fields}
+    names = [name for name in sorted(_members(book, label)) if text.lower() in name.lower()]
+    found = page_of(names, page, columns | {"client": str})
+    return [views.SpenderView(client=name, **facts(name)) for name in found]
+
+
+UNBOUNDED = ("spent", "reserved", "epsilon")
+"""Figures for which None means that no bound is known."""
+
+
+def unbounded(epsilon: float | None) -> float:
+    """An epsilon to sort by and to write: infinite where no bound is known."""
+    return math.inf if epsilon is None else epsilon
+
+
+async def _read(context: ConsoleContext, label: str) -> tuple[list[BudgetRow], PrivacyBook]:
     rows = await context.in_reader(context.ledger.privacy_budgets)
-    book = await asyncio.to_thread(read_book, context.ledger, rows, labels=[label])
+    return rows, await asyncio.to_thread(read_book, context.ledger, rows, labels=[label])
+
+
+def _spenders(
+    book: PrivacyBook, label: str, delta: float, after: str, limit: int
+) -> views.SpenderList:
     names = sorted(_members(book, label))
     rest = [name for name in names if name > after]
     page = rest[:limit]
-    at = delta or _delta(book, rows, label)
     return views.SpenderList(
-        clients=await asyncio.to_thread(lambda: [_spender(book, name, at) for name in page]),
+        clients=[_spender(book, name, delta) for name in page],
         total=len(names),
         more=page[-1] if len(rest) > limit else None,
     )

@@ -4,6 +4,17 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
+from fedloom.server.queries.masking_views import SessionView
+
+
+class FailureView(BaseModel):
+    """Members of a round that failed in the same way."""
+
+    how: Annotated[str, Field(description="failed, on the device, or refused, by the server")]
+    count: Annotated[int, Field(description="of these members")]
+    message: Annotated[str, Field(description="of one of them: the error, or the refusal")]
+    client: Annotated[str, Field(description="that member")]
+
 
 class RoundCounts(BaseModel):
     """Members of a round by progress, from selected to counted."""
@@ -25,6 +36,9 @@ class RoundCounts(BaseModel):
     bytes_down: int
     bytes_up: int
     retries: Annotated[int, Field(description="offers, downloads, uploads beyond each first")]
+    failures: Annotated[
+        list[FailureView], Field(description="the most frequent first, at most 5")
+    ] = []
     shapes: Annotated[
         dict[str, int],
         Field(
@@ -40,7 +54,7 @@ class RoundView(BaseModel):
 
     number: int
     kind: Annotated[str, Field(description="train or evaluate")]
-    state: Annotated[str, Field(description="reporting, closing, committed or abandoned")]
+    state: Annotated[str, Field(description="reporting, masking, closing, committed or abandoned")]
     reason: str
     cause: Annotated[
         str | None,
@@ -84,6 +98,11 @@ class RoundView(BaseModel):
         ),
     ] = None
 
+    @property
+    def failures(self) -> list[FailureView]:
+        """Of its members, the most frequent first."""
+        return self.clients.failures if self.clients else []
+
 
 class RoundList(BaseModel):
     """Rounds, newest first."""
@@ -99,9 +118,9 @@ class MemberView(BaseModel):
     phase: Annotated[
         str,
         Field(
-            description="offered, training, reported, declined, failed, refused, late (in contact, "
-            "not done when the round ended) or lost (out of contact, or its offer "
-            "unanswered)"
+            description="offered, training, ready (trained; in or before a masking session), "
+            "reported, declined, failed, refused, late (in contact, not done when the round "
+            "ended) or lost (out of contact, or its offer unanswered)"
         ),
     ]
     shape: Annotated[str, Field(description="its session, as in `shapes` of a round")]
@@ -138,3 +157,6 @@ class RoundDetail(RoundView):
     run: str
     members: list[MemberView]
     more: Annotated[str | None, Field(description="`after` of the next page; null at the end")]
+    sessions: Annotated[
+        list[SessionView], Field(description="masking sessions; none if it is not masked")
+    ] = []

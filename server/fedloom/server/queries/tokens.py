@@ -1,7 +1,9 @@
 """Reads one-time tokens of devices page by page, without their secrets."""
 
 import time
+from collections.abc import Iterator
 
+from fedloom.server.ledger.lists.order import Cut
 from fedloom.server.ledger.rows import TokenRow, values
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.views import TokenList, TokenStatus, TokenView
@@ -14,6 +16,14 @@ async def tokens_page(context: ConsoleContext, *, before: str = "", limit: int =
     listed = [token_view(row) for row in rows]
     more = listed[-1].id if len(listed) == limit else None
     return TokenList(tokens=listed, total=total, more=more)
+
+
+def listed_tokens(
+    context: ConsoleContext, page: Cut, *, text: str = "", state: str = ""
+) -> Iterator[TokenView]:
+    """A page of the tokens, newest first unless sorted; `text` is a part of the client or id."""
+    rows = context.ledger.listed_tokens(page, text=text, state=state)
+    return (token_view(row) for row in rows)
 
 
 def token_view(row: TokenRow) -> TokenView:

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedloom.server.queries.round_views import RoundView
+from fedloom.server.planning.fair_share import MAX_PRIORITY, SHARES
+from fedloom.server.queries.masking_views import MaskingClaim, MaskingProgress
+from fedloom.server.queries.round_views import FailureView, RoundView
 
 MAX_TTL_S = 366 * 24 * 3600.0
 
@@ -72,6 +74,7 @@ class NewToken(_In):
     ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S, description="seconds until it expires")] = (
         24 * 3600.0
     )
+    study: Annotated[str, Field(max_length=40, description="of the client; empty for none")] = ""
 
 
 class IssuedToken(BaseModel):
@@ -130,6 +133,7 @@ class ModelView(BaseModel):
     size_bytes: int
     created_at: float
     pruned: Annotated[int | None, Field(description="null while its file is kept")] = None
+    best: Annotated[bool, Field(description="the best of its run, by the run's [best]")] = False
 
 
 class ModelList(BaseModel):
@@ -210,11 +214,63 @@ class Description(BaseModel):
         dict[str, Any] | None,
         Field(
             description="the grid of its sums: bits, exponent, step, largest_error, precision, "
-            "vanishes (weight → largest value that becomes zero); null for exact sums and with "
-            "[privacy]"
+            "vanishes (weight → largest value that becomes zero), bound (of a sum, in steps), and "
+            "masking (its sessions) with [masking]; null for exact sums and with [privacy]"
         ),
     ] = None
     notes: Annotated[list[str], Field(description="on the clients that it would meet")] = []
+
+
+class CheckedRun(_In):
+    """A run to check against the clients."""
+
+    spec: Annotated[dict[str, Any], Field(description="as in run.toml")]
+    model: Annotated[
+        str, Field(description="digest of a stored model, or a unique prefix; empty for `tensors`")
+    ] = ""
+    tensors: Annotated[
+        dict[str, list[int]] | None,
+        Field(description="shapes by name, of a model that the server does not have"),
+    ] = None
+
+
+class CheckFinding(BaseModel):
+    """Something that concerns some clients."""
+
+    text: Annotated[str, Field(description="with their number: 3 lack the tensor head")]
+    count: int
+    clients: Annotated[list[str], Field(description="names, the first 20")]
+
+
+class RunCheck(BaseModel):
+    """Which clients can take part in a run, from what the server knows of them."""
+
+    summary: str
+    total: Annotated[int, Field(description="clients that are enrolled")]
+    able: Annotated[int, Field(description="of those, clients that nothing keeps out")]
+    online: Annotated[int, Field(description="of those, clients that are connected")]
+    goal: Annotated[int, Field(description="clients that a round waits for")]
+    is_enough: Annotated[bool, Field(description="whether `able` reaches `goal`")]
+    obstacles: Annotated[list[CheckFinding], Field(description="what keeps clients out")]
+    remarks: Annotated[list[CheckFinding], Field(description="what may keep able clients out")]
+
+
+class BestView(BaseModel):
+    """A run's best model by its [best] table."""
+
+    metric: str
+    mode: Annotated[str, Field(description="min or max: whether less or more is better")]
+    round: Annotated[
+        int | None,
+        Field(description="that made the model, 0: the initial one; null before a finite metric"),
+    ]
+    model: Annotated[str | None, Field(description="digest; null as `round`")]
+    value: Annotated[float | None, Field(description="of its evaluation; null as `round`")]
+    measured_in: Annotated[
+        int | None, Field(description="round whose clients evaluated it; null as `round`")
+    ]
+    stale: Annotated[int, Field(description="evaluations since then without an improvement")]
+    patience: Annotated[int, Field(description="such evaluations that end the run; 0: any number")]
 
 
 class RunView(BaseModel):
@@ -222,16 +278,33 @@ class RunView(BaseModel):
 
     id: str
     name: str
-    state: Annotated[str, Field(description="running, paused, finished, stopped or failed")]
+    state: Annotated[str, Field(description="queued, running, paused, finished, stopped or failed")]
     reason: str
     created_at: float
     ended_at: float | None
     model: Annotated[str, Field(description="digest of the current model")]
     rounds_total: Annotated[int, Field(description="training rounds in total")]
     rounds_committed: Annotated[int, Field(description="committed training rounds")]
+    best: Annotated[
+        BestView | None, Field(description="null before an evaluation, and in runs without one")
+    ] = None
     privacy: Annotated[
         dict[str, Any] | None,
         Field(description="the full privacy claim; null without differential privacy"),
+    ] = None
+    masking: Annotated[
+        MaskingClaim | None,
+        Field(description="what the server can read of its updates; null if it is not masked"),
+    ] = None
+    priority: Annotated[
+        int, Field(description="runs with a higher one take idle clients and places first")
+    ] = 0
+    share: Annotated[
+        float, Field(description="of the tasks, among runs of one priority that wait for clients")
+    ] = 1.0
+    study: Annotated[str, Field(description="whose clients it uses; empty without one")] = ""
+    place: Annotated[
+        int | None, Field(description="in the queue of its study, from 1; null unless queued")
     ] = None
 
 
@@ -274,6 +347,9 @@ class LiveRound(BaseModel):
     held_back: Annotated[
         int, Field(description="clients that the privacy claim keeps out of this round")
     ] = 0
+    left_to_others: Annotated[
+        int, Field(description="available clients left to runs whose turn comes first")
+    ] = 0
     accepted: int
     goal: int
     quorum: int
@@ -281,19 +357,48 @@ class LiveRound(BaseModel):
         int | None, Field(description="of a buffer: clients that train at a time")
     ] = None
     deadline_left_s: float | None
+    gives_up_in_s: Annotated[
+        float | None,
+        Field(description="until it is abandoned, if failures put its quorum out of reach"),
+    ] = None
+    failures: Annotated[
+        list[FailureView], Field(description="of its members, the most frequent first, at most 5")
+    ] = []
+    masking: Annotated[
+        MaskingProgress | None, Field(description="of its sessions; null if it is not masked")
+    ] = None
 
 
 class LiveView(BaseModel):
     """Live status of an active run."""
 
     clients_available: int
+    clients_cooling: Annotated[
+        int, Field(description="of these, that the run may not draw now, as they cool off")
+    ] = 0
     round: LiveRound | None = None
+
+
+class FailingView(BaseModel):
+    """What fails in a run, and what to do."""
+
+    what: str
+    todo: str
+    stuck: Annotated[bool, Field(description="whether the run or its round cannot continue")]
+    number: Annotated[int, Field(description="of the round that shows it")]
 
 
 class RunDetail(RunView):
     """A run with its specification, latest rounds and live status."""
 
     spec: dict[str, Any]
+    failing: Annotated[
+        FailingView | None, Field(description="null if nothing fails, or few of many clients")
+    ] = None
+    time_left_s: Annotated[float | None, Field(description="null while unknown")] = None
+    time_left_range_s: Annotated[
+        tuple[float, float] | None, Field(description="null if time_left_s says enough")
+    ] = None
     sums: Annotated[
         dict[str, Any] | None, Field(description="the grid of its sums, as in a description")
     ] = None
@@ -334,6 +439,7 @@ class Action(StrEnum):
     EXTEND = "extend"
     RETRY = "retry"
     GOAL = "goal"
+    PRIORITY = "priority"
 
 
 class ActionArguments(_In):
@@ -352,6 +458,23 @@ class ActionArguments(_In):
     quorum: Annotated[
         int | None,
         Field(ge=1, le=MAX_NUMBER, description="for goal: fewest updates; unchanged if null"),
+    ] = None
+    priority: Annotated[
+        int | None,
+        Field(
+            ge=-MAX_PRIORITY,
+            le=MAX_PRIORITY,
+            description="for priority: the new one; unchanged if null",
+        ),
+    ] = None
+    share: Annotated[
+        float | None,
+        Field(
+            ge=SHARES[0],
+            le=SHARES[1],
+            allow_inf_nan=False,
+            description="for priority: the new share; unchanged if null",
+        ),
     ] = None
     round: Annotated[
         int | None,

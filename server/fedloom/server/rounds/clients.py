@@ -1,6 +1,7 @@
 """The connected clients, as rounds see them: who is available, and the task of each."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from math import inf
 from typing import Protocol
 
 from fedloom.protocol.v1 import fleet_pb2
@@ -42,7 +43,16 @@ class ConnectedClient(Protocol):
 
 
 class Clients(Protocol):
-    """All connected clients; a server's is `fedloom.server.fleet.sessions.Fleet`."""
+    """All connected clients; a server's is `fedloom.server.fleet.sessions.Fleet`.
+
+    Attributes:
+        revision: rises with every change of `reachable` or of a client's study.
+    """
+
+    revision: int
+
+    def __len__(self) -> int:
+        """Number of connected clients."""
 
     def get(self, client: str) -> ConnectedClient | None:
         """A client, if it is connected."""
@@ -50,8 +60,14 @@ class Clients(Protocol):
     def available(self) -> list[str]:
         """Connected clients without a task, by name."""
 
-    def connected(self) -> list[str]:
-        """Connected clients that may get offers, by name, with a task or without."""
+    def connected(self, by: float = inf) -> list[str]:
+        """Connected clients that may get offers by this time, by name, with a task or without."""
+
+    def reachable(self) -> Iterator[str]:
+        """Connected clients that may get offers and do not rest, with a task or without."""
+
+    def study_of(self, client: str) -> str:
+        """The study of a client; empty for none."""
 
     def held(self, client: str) -> object:
         """The operator's order that excludes a client from offers; None without one."""

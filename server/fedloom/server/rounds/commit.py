@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fedloom.protocol.crash_points import crossing
-from fedloom.server.engine import RoundKind
+from fedloom.server.engine import BestModel, RoundKind
 from fedloom.server.ledger.rows import AcceptedRow, ObservationRow
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import EARLY, GOAL, STOPPED
 from fedloom.server.planning.advance import counts
+from fedloom.server.planning.best import mark
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.messages.replies import Replies
@@ -37,6 +38,7 @@ class Outcome:
         observed: what selection learns of the cohort; see `Ledger.observations`.
         participations: of the clients after it.
         cause: a code of `fedloom.server.metrics.meters.REASONS`.
+        best: the best model after it; None in a run that has none.
     """
 
     model: str | None
@@ -46,6 +48,7 @@ class Outcome:
     observed: Sequence[ObservationRow] = ()
     participations: Participations = field(default_factory=Participations)
     cause: str = STOPPED
+    best: BestModel | None = None
 
 
 async def commit(
@@ -75,6 +78,7 @@ async def commit(
         "reason": done.remark,
         "counts": counts(plan.spec, plan.kind),
         "trained": trains,
+        "best": mark(plan.spec, done.best),
     }
     if done.remark:
         log.warning("round %d: %s", plan.number, done.remark, extra=about("", *plan.key))
@@ -85,6 +89,7 @@ async def commit(
         observed = await context.in_ledger(ledger.observations, plan.run, plan.number - 1)
     cause, model = GOAL if len(updates) >= goal else EARLY, done.model.digest
     outcome = Outcome(
-        model, done.note, observed=observed, participations=done.participations, cause=cause
-    )
+        model, done.note, observed=observed, participations=done.participations, cause=cause,
+        best=done.best,
+    )  # fmt: skip
     return outcome, updates

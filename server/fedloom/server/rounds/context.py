@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fedloom.protocol.tracing import Tracer
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.cool_off import CoolOffs
 from fedloom.server.event_hub import Hub
 from fedloom.server.metrics.meters import Meters
 from fedloom.server.pki.noise_keys import NoiseKeys
@@ -13,6 +14,7 @@ from fedloom.server.pki.signing_key import SigningKey
 from fedloom.server.planning.privacy_budget import Bar
 from fedloom.server.rounds.clients import Clients
 from fedloom.server.rounds.member_records import Records
+from fedloom.server.rounds.sharing.turns import Turns
 from fedloom.server.storage.context import StorageContext
 
 
@@ -26,23 +28,41 @@ class RoundsContext(StorageContext):
         signing: signs what clients receive; None on plaintext loopback.
         live: receives the changes that pages show.
         records: what the members of open rounds do.
+        cool_offs: clients that fail, and get no offers for some time if the server is set so.
         bars: clients that a run may not draw, by its id: their privacy budget has no room for it.
+        turns: of the runs, in taking idle clients.
         meters: counters for Prometheus.
         tracer: records the steps of a round.
+        max_running: runs that run at once in each study; 0 for no limit.
         apps: folders of the Flower apps whose `ServerApp` runs may name.
         app_runs: folder of what these runs keep.
+        federation: its name.
+        root_pem: the root of clients' certificates; empty on plaintext loopback.
     """
 
     fleet: Clients
     noise: NoiseKeys
     signing: SigningKey | None = None
     live: Hub
+    cool_offs: CoolOffs
     records: Records = field(default_factory=Records)
     bars: dict[str, Bar] = field(default_factory=dict)
+    turns: Turns = field(default_factory=Turns)
     meters: Meters
     tracer: Tracer = field(default_factory=Tracer)
+    max_running: int = 0
     apps: Mapping[str, Path] = field(default_factory=dict)
     app_runs: Path = Path("flower")
+    federation: str = ""
+    root_pem: bytes = b""
+
+    def cools_off(self, client: str, *, private: bool) -> bool:
+        """Whether a run may not draw a client now, because it failed again and again.
+
+        Private runs may: their claims assume that availability does not depend on clients' data,
+        and failures may.
+        """
+        return not private and self.cool_offs.left_s(client) > 0
 
     def offer(self, client: str, task: fleet_pb2.Task) -> fleet_pb2.ServerMessage:
         """The message that offers a task to a client, signed where the server signs."""

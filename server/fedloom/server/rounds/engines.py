@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from fedloom.server.engine import (
     Buffer,
     BufferConfig,
+    MaskedConfig,
+    MaskedRound,
     MemberSnapshot,
     Phase,
     Round,
@@ -17,7 +19,10 @@ from fedloom.server.engine import (
     RoundKind,
     RoundState,
     Select,
+    SessionSnapshot,
 )
+from fedloom.server.engine.masked_round import Divide
+from fedloom.server.ledger.member_summary import error_of
 from fedloom.server.ledger.rows import AcceptedRow, CohortRow, RoundRow
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.context import RoundsContext
@@ -68,6 +73,15 @@ def begin(
     return Buffer(
         config, number=plan.number, select=select, now=now, available=available, last=is_last(plan)
     )
+
+
+def begin_masked(
+    plan: RoundPlan, *, select: Select, divide: Divide, now: float, available: Iterable[str]
+) -> MaskedRound:
+    """Build the engine of a new masked round."""
+    config = plan.config
+    assert isinstance(config, MaskedConfig)
+    return MaskedRound(config, select=select, divide=divide, now=now, available=available)
 
 
 async def read(
@@ -123,11 +137,42 @@ def restore(
         select=select,
         state=state,
         cohort={m.client: Phase(m.phase) for m in stored.members},
+        reasons={m.client: error_of(m) for m in stored.members},
         accepted={u.client for u in stored.accepted},
         deadline_left_s=left_s,
         now=now,
         available=available,
         paused=paused,
+    )
+
+
+def restore_masked(
+    plan: RoundPlan,
+    stored: StoredRound,
+    sessions: Sequence[SessionSnapshot],
+    *,
+    select: Select,
+    divide: Divide,
+    now: float,
+    available: Iterable[str],
+    paused: bool = False,
+) -> MaskedRound:
+    """Build the engine of a masked round that continues after a restart, as `restore` does."""
+    row, config = stored.row, plan.config
+    assert row is not None
+    assert isinstance(config, MaskedConfig)
+    return MaskedRound.rebuild(
+        config,
+        select=select,
+        divide=divide,
+        state=RoundState(row.state),
+        cohort={m.client: Phase(m.phase) for m in stored.members},
+        sessions=sessions,
+        deadline_left_s=max(row.deadline_at - time.time(), config.patience_s),
+        now=now,
+        available=available,
+        paused=paused,
+        reasons={m.client: error_of(m) for m in stored.members},
     )
 
 
@@ -140,4 +185,5 @@ def _snapshots(stored: StoredRound, grace_s: float) -> dict[str, MemberSnapshot]
 
 def _snapshot(row: CohortRow, grace_s: float) -> MemberSnapshot:
     phase = Phase(row.phase)
-    return MemberSnapshot(row.round, phase, grace_s if phase is Phase.OFFERED else None)
+    grace = grace_s if phase is Phase.OFFERED else None
+    return MemberSnapshot(row.round, phase, grace, error_of(row))

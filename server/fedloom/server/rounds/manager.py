@@ -12,29 +12,40 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fedloom.protocol.errors import Code, FedloomError, Refusal, UsageError
-from fedloom.server.background_tasks import to_the_end
+from fedloom.server.background_tasks import BackgroundTasks, to_the_end
+from fedloom.server.cool_off import CoolOffs
 from fedloom.server.engine import RunState
 from fedloom.server.ledger import Point, require_run
 from fedloom.server.ledger.rows import RunRow
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning import limits
+from fedloom.server.planning.best import mark
+from fedloom.server.planning.fair_share import check_priority, check_share
+from fedloom.server.planning.masking import check_deployed
 from fedloom.server.planning.privacy_budget import Bar, RunSpending
-from fedloom.server.planning.spec import parse
+from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.server.planning.state_note import StateNote
 from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.member_records import Record
 from fedloom.server.rounds.messages import app_runner
 from fedloom.server.rounds.round_driver import RoundDriver
 from fedloom.server.rounds.run_driver import RunDriver
+from fedloom.server.rounds.run_position import best_at
+from fedloom.server.rounds.sharing import queue
 from fedloom.server.rounds.state_files import first_note
 from fedloom.server.spending.privacy_ledger import PrivacyGuard, spending_of
 
 log = logging.getLogger(__name__)
 
 ACTIVE = (RunState.RUNNING.value, RunState.PAUSED.value)
+
+
+class NoBudgetError(UsageError):
+    """A privacy budget has no room for a run; the message names other runs and labels."""
 
 
 class Runs:
@@ -45,28 +56,65 @@ class Runs:
         self._drivers: dict[str, RunDriver] = {}
         self._forgetting: dict[str, asyncio.Task[None]] = {}
         self._guard = PrivacyGuard(context.ledger, context.in_ledger)
+        self._studies: dict[str, str] = {}
+        self._starting = asyncio.Lock()
+        self._background = BackgroundTasks()
+        self._stopping = False
 
     async def start(self) -> None:
         """Continue every run that was active."""
         context = self._context
         rounds = await context.in_ledger(context.ledger.open_rounds)
-        active = await context.in_ledger(context.ledger.list_runs, ACTIVE)
+        rows = await context.in_ledger(context.ledger.list_runs)
+        self._studies = {row.id: row.study for row in rows if row.study}
+        active = [row for row in rows if row.state in ACTIVE]
         kept = {(row.run, row.number) for row in rounds}
         context.spool.sweep(kept.union(*map(_worked_on, active)))
         await app_runner.sweep(context, {row.id for row in active})
         await self.apply_budgets()
         for row in active:
-            try:
-                await self._drive(row)
-            except Exception as error:  # one run that cannot continue must not stop the others
-                log.exception("run %s cannot continue", row.id, extra=about(run=row.id))
-                why = str(error) if isinstance(error, FedloomError) else repr(error)
-                await context.in_ledger(
-                    partial(context.ledger.set_run_state, row.id, "failed", why, ended=True)
-                )
+            await self._continue(row)
+        await self._start_queued()
+
+    async def _continue(self, row: RunRow) -> None:
+        context = self._context
+        try:
+            await self._drive(row)
+        except Exception as error:  # one run that cannot continue must not stop the others
+            log.exception("run %s cannot continue", row.id, extra=about(run=row.id))
+            why = str(error) if isinstance(error, FedloomError) else repr(error)
+            await context.in_ledger(
+                partial(context.ledger.set_run_state, row.id, "failed", why, ended=True)
+            )
+            await self.apply_budgets()  # what it had reserved is free
+
+    async def _start_queued(self) -> None:
+        """Start the queued runs that have a place; the place of one that cannot start is free."""
+        context, ledger = self._context, self._context.ledger
+        async with self._starting:
+            while due := await context.in_ledger(
+                queue.due, ledger, self._studies_running(), context.max_running
+            ):
+                for run in due:
+                    await context.in_ledger(ledger.set_run_state, run, RunState.RUNNING.value, "")
+                    log.info("run %s leaves the queue", run, extra=about(run=run))
+                    await self._continue(require_run(await context.in_ledger(ledger.run, run), run))
+                    context.live.changed("run", run)
+
+    def _studies_running(self) -> list[str]:
+        """The study of each running run."""
+        drivers = self._drivers.values()
+        return [each.study for each in drivers if each.engine.state is RunState.RUNNING]
+
+    def _has_place(self) -> None:
+        if self._context.max_running and not self._stopping:
+            self._background.start(self._start_queued())
 
     async def stop(self) -> None:
         """Stop driving; the runs do not change and continue at the next start."""
+        self._stopping = True
+        async with self._starting:
+            self._background.cancel()
         for driver in list(self._drivers.values()):
             await driver.stop()
             await driver.settled()
@@ -74,7 +122,8 @@ class Runs:
     async def _drive(self, row: RunRow) -> None:
         context = self._context
         manifest = await context.in_disk(context.models.manifest, row.model)
-        driver = RunDriver(row, manifest, context, self.ended)
+        driver = RunDriver(row, manifest, context, self.ended, self._has_place)
+        self._check_masking(driver.spec)
         self._drivers[driver.id] = driver
         try:
             await driver.start(row)
@@ -83,7 +132,7 @@ class Runs:
             raise
 
     async def submit(self, values: Mapping[str, Any], model: str, run: str = "") -> str:
-        """Start a run from a stored model.
+        """Start a run from a stored model, or queue it.
 
         Args:
             values: the specification, as parsed TOML or JSON.
@@ -99,6 +148,7 @@ class Runs:
         """
         spec = parse(values)
         context = self._context
+        self._check_masking(spec)
         app_runner.check(spec, context)
         manifest = await context.in_disk(context.models.manifest, model)
         limits.sums(spec, manifest)  # refuses a specification that does not fit the model
@@ -107,8 +157,11 @@ class Runs:
             "id": run,
             "name": spec.name,
             "spec": spec.as_dict(),
-            "state": RunState.RUNNING.value,
+            "state": queue.QUEUED if context.max_running else RunState.RUNNING.value,
             "reason": "",
+            "priority": spec.priority,
+            "share": spec.share,
+            "study": spec.study,
             "model": model,
             "privacy": limits.claim(spec, manifest),
             "strategy_state": await context.in_disk(first_note, context.models, spec, model),
@@ -117,7 +170,14 @@ class Runs:
         async with self._within_budgets(spending):
             await context.in_disk(context.noise.make, run, spec)
             await context.in_ledger(context.ledger.add_run, row, manifest.size_bytes)
+        if spec.study:
+            self._studies[run] = spec.study
+        asked = json.dumps(spec.as_dict(), sort_keys=True)
+        log.info("run %s submitted: %s", run, asked, extra=about(run=run))
         context.live.changed("run", run)
+        if context.max_running:
+            await self._start_queued()
+            return run
         stored = await context.in_ledger(context.ledger.run, run)
         try:
             await self._drive(require_run(stored, run))
@@ -125,9 +185,20 @@ class Runs:
             fail = partial(context.ledger.set_run_state, run, "failed", repr(error), ended=True)
             await context.in_ledger(fail)
             raise
-        asked = json.dumps(spec.as_dict(), sort_keys=True)
-        log.info("run %s submitted: %s", run, asked, extra=about(run=run))
         return run
+
+    def _check_masking(self, spec: RunSpec) -> None:
+        """Check that this server can run a masked run; after a restart it may lack TLS.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        check_deployed(
+            spec.build_masking(),
+            spec.build_privacy(),
+            tls=bool(self._context.root_pem),
+            widths=bool(spec.train.get("widths")),
+        )
 
     @asynccontextmanager
     async def _within_budgets(self, run: RunSpending) -> AsyncIterator[None]:
@@ -138,7 +209,7 @@ class Runs:
         """
         async with self._guard.lock:
             if why := await self._guard.refusal(run):
-                raise UsageError(why)
+                raise NoBudgetError(why)
             yield
             await self._rebar()
 
@@ -167,6 +238,15 @@ class Runs:
         """The clients that each active run may not draw; only runs that have some."""
         return self._context.bars
 
+    @property
+    def studies(self) -> set[str]:
+        """Studies that runs are of, ended ones too."""
+        return set(self._studies.values())
+
+    def study_of(self, run: str) -> str:
+        """The study of a run; empty for none, and for an unknown run."""
+        return self._studies.get(run, "")
+
     def get(self, run: str) -> RunDriver | None:
         """An active run."""
         return self._drivers.get(run)
@@ -185,6 +265,11 @@ class Runs:
     def sends(self, digest: str) -> bool:
         """Whether an open round offers the file of this digest for download."""
         return any(each.sends(digest) for each in self.open_rounds)
+
+    def file_for(self, client: str, digest: str) -> Path | None:
+        """A file other than a model that this client may download; None if there is none."""
+        found = (each.file_for(client, digest) for each in self.open_rounds)
+        return next((path for path in found if path is not None), None)
 
     def downloading(self, client: str, digest: str, *, resumed: bool) -> tuple[Record, bool]:
         """A client downloads a file; returns the record that counts it, and whether it needs it."""
@@ -220,11 +305,9 @@ class Runs:
         Raises:
             UsageError: there is no such active run, or the action does not fit its state.
         """
-        driver = self._drivers.get(run)
-        if driver is None:
-            context = self._context
-            row = require_run(await context.in_ledger(context.ledger.run, run), run)
-            raise UsageError(f"Expected an active run, got one that is {row.state}.")
+        if action == "stop" and run not in self._drivers and await self._leave_queue(run):
+            return True
+        driver = await self._active(run, action)
         if action in ("resume", "retry") and _is_paused(driver):
             async with self._revived(run):
                 if not _is_paused(driver):
@@ -234,6 +317,59 @@ class Runs:
             driver.command(action, argument)
         await driver.settled()
         return True
+
+    async def _active(self, run: str, action: str) -> RunDriver:
+        """The driver of an active run.
+
+        Raises:
+            UsageError: the run has not started, or has ended.
+        """
+        driver = self._drivers.get(run)
+        if driver is not None:
+            return driver
+        row = require_run(await self._context.in_ledger(self._context.ledger.run, run), run)
+        todo = (
+            "it can be stopped, and its priority moves it in the queue."
+            if row.state == queue.QUEUED
+            else "a run that has ended stays as it is. Submit it again; its last model as --model "
+            "continues it."
+        )
+        raise UsageError(
+            f"Expected an active run to {action}, got {run}, which is {row.state}: {todo}"
+        )
+
+    async def _leave_queue(self, run: str) -> bool:
+        """Stop a queued run; False if it is not queued."""
+        context, ledger = self._context, self._context.ledger
+        async with self._starting:
+            row = require_run(await context.in_ledger(ledger.run, run), run)
+            if row.state != queue.QUEUED:
+                return False
+            why = "stopped by the operator before it started"
+            state = RunState.STOPPED.value
+            await context.in_ledger(partial(ledger.set_run_state, run, state, why, ended=True))
+        context.live.changed("run", run)
+        await self.apply_budgets()  # what it had reserved is free
+        return True
+
+    async def change_rank(self, run: str, priority: int | None, share: float | None) -> None:
+        """Change the priority or the share of a queued or active run; None keeps the present one.
+
+        Raises:
+            UsageError: it has ended, or a number is out of its range.
+        """
+        context = self._context
+        async with self._starting:  # a run that leaves the queue now has its rank read before
+            row = require_run(await context.in_ledger(context.ledger.run, run), run)
+            if row.state not in (*ACTIVE, queue.QUEUED):
+                raise UsageError(f"Expected a run that is queued or active, got one {row.state}.")
+            priority = row.rank[0] if priority is None else priority
+            share = row.rank[1] if share is None else share
+            check_priority(priority)
+            check_share(share)
+            await context.in_ledger(context.ledger.set_rank, run, priority, share)
+            context.turns.change(run, priority=priority, share=share)
+        context.live.changed("run", run)
 
     @asynccontextmanager
     async def _revived(self, run: str) -> AsyncIterator[None]:
@@ -247,6 +383,15 @@ class Runs:
         """Make every round stop waiting for a client."""
         for driver in list(self._drivers.values()):
             driver.let_go(client, reason)
+
+    @property
+    def cool_offs(self) -> CoolOffs:
+        """The clients that fail again and again."""
+        return self._context.cool_offs
+
+    def cools_off(self, client: str, *, private: bool) -> bool:
+        """Whether a run may not draw a client now; see `RoundsContext.cools_off`."""
+        return self._context.cools_off(client, private=private)
 
     async def roll_back(self, run: str, number: int) -> Point:
         """Roll a run back to the model and the state of an earlier committed round.
@@ -275,8 +420,12 @@ class Runs:
             if run in self._forgetting:
                 await self._forgetting[run]
             why = f"rolled back to round {number} by the operator: resume it to continue"
+            spec = parse(row.spec)
+            best = mark(spec, await context.in_ledger(best_at, ledger, spec, run, point))
             async with self._revived(run):
-                await context.in_ledger(partial(ledger.roll_back, run, number, revive=why))
+                await context.in_ledger(
+                    partial(ledger.roll_back, run, number, best=best, revive=why)
+                )
             await self._drive(require_run(await context.in_ledger(ledger.run, run), run))
         context.live.changed("run", run)
         extra = about(run=run, number=number)
@@ -315,9 +464,7 @@ class Runs:
         Raises:
             UsageError: there is no such active run, or the numbers are not valid.
         """
-        driver = self._drivers.get(run)
-        if driver is None:
-            raise UsageError("Expected an active run, got one that has ended.")
+        driver = await self._active(run, "change the goal of")
         driver.change_goals(goal, quorum)
         await driver.settled()
 
@@ -325,6 +472,7 @@ class Runs:
         """A run has ended; it is forgotten once the ledger has its state."""
         if driver.id not in self._forgetting and driver.id in self._drivers:
             self._context.fleet.forget(driver)
+            self._context.turns.remove(driver.id)
             self._forgetting[driver.id] = asyncio.ensure_future(self._forget(driver))
 
     async def _forget(self, driver: RunDriver) -> None:
@@ -336,6 +484,7 @@ class Runs:
         self._drivers.pop(driver.id)
         self._forgetting.pop(driver.id)
         await self.apply_budgets()  # what it had reserved is free
+        self._has_place()
 
 
 def _is_paused(driver: RunDriver) -> bool:

@@ -21,22 +21,28 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any, cast
 
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import Code, FedloomError, Refusal, printable
 from fedloom.protocol.task_message import for_client
+from fedloom.protocol.updates.body import BodyChecker, Checker
 from fedloom.protocol.updates.header import PlannedPart
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.background_tasks import BackgroundTasks
 from fedloom.server.engine import Buffer, Phase, RoundEngine, RoundState, Select, effects, events
-from fedloom.server.engine.steps import NO_QUORUM
+from fedloom.server.engine.session_events import MaskedEvent
+from fedloom.server.engine.steps import NO_QUORUM, OUT_OF_REACH
 from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.ledger.member_summary import LATE, LOST
 from fedloom.server.ledger.rows import RoundRow
 from fedloom.server.metrics import meters
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning.admission import check_update
+from fedloom.server.planning.fair_share import Demand
 from fedloom.server.planning.privacy_budget import Bar
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds import engines, progress
@@ -104,6 +110,7 @@ class RoundDriver:
         self._stored = False  # the ledger has a row of the open round
         self._kept = False  # records of the members were stored
         self._opened_at: float | None = None  # monotonic; None if an earlier process opened it
+        self._reach: tuple[Any, dict[tuple[int, bool], bool]] = (None, {})
 
     @property
     def plan(self) -> RoundPlan:
@@ -141,6 +148,8 @@ class RoundDriver:
         self._start()
 
     def _start(self) -> None:
+        self.engine.set_aside = self._set_aside
+        self.engine.elsewhere = self._elsewhere
         self.trace.begin(self.plan)
         self._effects.start()
         self.feed(events.Wake())
@@ -179,25 +188,83 @@ class RoundDriver:
 
     # ---- events ------------------------------------------------------------------------------
 
-    def feed(self, event: events.BufferEvent) -> None:
+    def feed(self, event: events.BufferEvent | MaskedEvent) -> None:
         """Pass an event to the engine, and queue its effects.
 
         Raises:
             OperatorRefused: the operator's command does not fit the state.
         """
+        given = 0
         for effect in self.engine.handle(cast(events.RoundEvent, event), self._now()):
             if isinstance(effect, effects.Withdraw):
                 self._withdraw(effect)
             elif isinstance(effect, effects.Offer) and not self._occupy(effect):
                 asyncio.get_running_loop().call_soon(self.feed, events.Left(effect.client))
             else:
+                given += isinstance(effect, effects.Offer) and not effect.again
                 self._effects.put(effect)
+        if given:
+            self._context.turns.take(self.plan.run, given)
+        self._context.turns.changed()
         self._set_timer()
         self._status.publish(self.engine, self._brief)
 
     def _occupy(self, offer: effects.Offer) -> bool:
         key = self.plan_of(offer.origin).key
         return self._context.fleet.occupy(offer.client, key, self._owner)
+
+    def wake(self) -> None:
+        """Take clients if the round waits for them and may."""
+        if self._wants_more() or self.engine.state is RoundState.SELECTING:
+            self.feed(events.Wake())
+
+    def _set_aside(self) -> int:
+        """Candidates that the round leaves to runs whose turn comes first."""
+        return self._context.turns.set_aside(self.plan.run, len(self.engine.candidates))
+
+    def demand(self) -> Demand:
+        """What the round wants of the idle clients."""
+        engine, wanted = self.engine, self._wants_more()
+        if wanted and self._are_reachable(wanted, beside=True):
+            return Demand(waiting=True, clients=wanted)
+        if engine.clock.paused or engine.state is RoundState.SELECTING:
+            return Demand()
+        if engines.is_last(self.plan) or not self._are_reachable(engine.needed):
+            return Demand()
+        # The next round opens once this one is stored: until then the run waits already.
+        ends = engine.state is not RoundState.REPORTING
+        if not ends and not engine.cohort.at_work:  # it waits for its deadline, not for updates
+            return Demand()
+        return Demand(waiting=ends, clients=engine.needed_next)
+
+    def _wants_more(self) -> int:
+        """Idle clients without which the round does not open, or does not fill a free place."""
+        engine = self.engine
+        if engine.clock.paused:
+            return 0
+        if engine.state is RoundState.SELECTING:
+            return engine.needed
+        return int(engine.state is RoundState.REPORTING and engine.free > 0)
+
+    def _are_reachable(self, count: int, *, beside: bool = False) -> bool:
+        """Whether so many clients that it may draw are connected, with a task or without.
+
+        With `beside`, clients that it has asked already are left out. All runs ask this after each
+        event, and each count takes 1 µs a client: it is kept until something that it is made of
+        changes.
+        """
+        context, asked = self._context, self.engine.could_ask
+        revisions = (context.fleet.revision, context.cool_offs.revision, self._bar)
+        key = (*revisions, self.plan.number, beside and len(self.engine.cohort))
+        if self._reach[0] != key:
+            self._reach = key, {}
+        known = self._reach[1]
+        if (count, beside) not in known:
+            reachable = context.fleet.reachable()
+            found = (c for c in reachable if self._may_draw(c) and (not beside or asked(c)))
+            enough = count <= len(context.fleet)
+            known[count, beside] = enough and sum(1 for _ in islice(found, count)) == count
+        return known[count, beside]
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -242,20 +309,21 @@ class RoundDriver:
             self.feed(events.OfferDeclined(client, reason))
             self._context.fleet.free(client, self.key_of(client))
 
-    def client_failed(self, client: str, reason: str) -> None:
-        """A client failed."""
+    def client_failed(self, client: str, reason: str, *, by_operator: bool = False) -> None:
+        """A client failed, or an operator has taken its task."""
         if self.claims(client):  # logged once, however often the client reports it
             number, about = self.plan.number, self._about(client)
             log.warning("%s gave up on round %d: %s", client, number, reason, extra=about)
             self._context.meters.failed.inc()
-        self._note(client, Phase.FAILED, reason)
+        self._note(client, Phase.FAILED, reason, fails=not by_operator)
         self._context.records.ended(self.key_of(client), client, reason)
         self.feed(events.ClientFailed(client, reason))
         self._context.fleet.free(client, self.key_of(client))
 
     def client_progressed(self, session: ConnectedClient, message: fleet_pb2.Progress) -> None:
         """A member reports progress."""
-        private = self.plan.spec.build_privacy() is not None
+        spec = self.plan.spec
+        private = spec.build_privacy() is not None or spec.masking is not None
         if reported := progress.read(message, private=private):
             session.progress = reported
             self._context.records.training(self.key_of(session.client), session.client)
@@ -264,15 +332,19 @@ class RoundDriver:
     def let_go(self, client: str, reason: str) -> None:
         """Stop waiting for a member and withdraw its task."""
         self._send_withdrawal(client, self.key_of(client), reason)
-        self.client_failed(client, reason)
+        self.client_failed(client, reason, by_operator=True)
 
     def client_available(self, client: str) -> None:
         """A client is connected and idle."""
-        if self._may_draw(client):
+        if self._may_draw(client) or self.claims(client):  # a member stays one
             self.feed(events.Attended(client))
 
     def _may_draw(self, client: str) -> bool:
-        return client not in self.plan.participations.excluded and client not in self._bar
+        if self._context.fleet.study_of(client) != self.plan.spec.study:
+            return False
+        if client in self.plan.participations.excluded or client in self._bar:
+            return False
+        return not self._context.cools_off(client, private=bool(self.plan.spec.privacy))
 
     @property
     def _bar(self) -> Bar:
@@ -292,6 +364,13 @@ class RoundDriver:
             if client in before:
                 self.client_available(client)
 
+    def _elsewhere(self) -> int:
+        """Clients that are neither members nor idle, but may be idle before the deadline."""
+        engine = self.engine
+        connected = self._context.fleet.connected(by=engine.clock.deadline)
+        outside = (c for c in connected if c not in engine.cohort and c not in engine.candidates)
+        return sum(map(self._may_draw, outside))
+
     def _watched(self, select: Select) -> Select:
         """Note the candidates of a secret draw: all of them are the run's population."""
         settings = self.plan.spec.build_privacy()
@@ -308,13 +387,14 @@ class RoundDriver:
         """A client's stream ended, or another run took it."""
         self.feed(events.Left(client))
 
-    def _note(self, client: str, phase: Phase, reason: str) -> None:
+    def _note(self, client: str, phase: Phase, reason: str, *, fails: bool = False) -> None:
         """Store a member's final phase, after the effects that are queued already."""
         if self.claims(client):
             key = self.key_of(client)
             context, why = self._context, reason[:500]
-            noting = context.in_ledger(context.ledger.set_phase, *key, client, phase.value, why)
-            self._storing.start(noting)
+            failures = context.cool_offs.failed(client, self._about(client)) if fails else None
+            note = partial(context.ledger.set_phase, *key, client, phase.value, why)
+            self._storing.start(context.in_ledger(note, failures=failures))
 
     # ---- uploads -----------------------------------------------------------------------------
 
@@ -326,6 +406,23 @@ class RoundDriver:
         """
         self.check_open(header.client, header.task.round)
         return check_update(header, self.plan_of(header.task.round))
+
+    def checker(self, header: fleet_pb2.UpdateHeader, planned: list[PlannedPart]) -> Checker:
+        """The checker of an admitted body, at its start."""
+        plan = self.plan_of(header.task.round)
+        return BodyChecker(header, planned, plan.limits, plan.manifest)
+
+    async def masking_message(self, client: str, message: fleet_pb2.MaskingMessage) -> None:  # noqa: ARG002 - masked rounds take them
+        """A member sent a message of its masking session.
+
+        Raises:
+            Refusal: MALFORMED, the round is not masked.
+        """
+        raise Refusal(Code.MALFORMED, f"Expected no masking in {self.plan.run}, got a message.")
+
+    def file_for(self, client: str, digest: str) -> Path | None:  # noqa: ARG002 - masked rounds have some
+        """A file other than a model that this member may download; None if there is none."""
+        return None
 
     def sends(self, digest: str) -> bool:
         """Whether a task offers the file of this digest: a model or a difference."""
@@ -365,9 +462,10 @@ class RoundDriver:
         """A client's update for a round was refused."""
         mine = self.claims(client) and self.key_of(client) == (self.plan.run, number)
         if refusal.code.blames_update and mine:
-            self._note(client, Phase.REFUSED, f"{refusal.code}: {refusal}")
+            why = f"{refusal.code}: {refusal}"
+            self._note(client, Phase.REFUSED, why, fails=True)
             self._context.records.ended((self.plan.run, number), client)
-            self.feed(events.UpdateRefused(client, refusal.code))
+            self.feed(events.UpdateRefused(client, why))
             self._context.fleet.free(client, self.key_of(client))
 
     async def accept(self, update: AcceptedUpdate) -> bool:
@@ -384,6 +482,7 @@ class RoundDriver:
             key = (update.run, update.round)
             self._context.meters.accepted.inc()
             self._context.records.accepted(key, update.client)
+            self._context.cool_offs.forget(update.client)
             if update.counted == self.plan.number:
                 self._sum.add(update.client, update.file, update.staleness)
             self.feed(events.UpdateAccepted(update.client))
@@ -429,9 +528,10 @@ class RoundDriver:
                 self._gate.close()
                 with meters.timed(context.meters.commit_s), self.trace.commit():
                     return await self._close()
-            case effects.Abandon(reason):
-                cause = meters.QUORUM if reason.startswith(NO_QUORUM) else meters.STOPPED
-                return await self._abandon(reason, fault=False, cause=cause)
+            case effects.Abandon(reason, fault):
+                lacking = reason.startswith((NO_QUORUM, OUT_OF_REACH))
+                cause = meters.QUORUM if lacking else meters.STOPPED
+                return await self._abandon(reason, fault=fault, cause=cause)
         return None
 
     async def _open(self, cohort: tuple[str, ...]) -> None:

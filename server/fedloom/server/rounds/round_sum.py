@@ -17,6 +17,7 @@ from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.task_description import FileRef
 from fedloom.protocol.tensors.file_arrays import Scratch
 from fedloom.server.background_tasks import BackgroundTasks
+from fedloom.server.engine import BestModel
 from fedloom.server.ledger.rows import AcceptedRow, MetricsRow
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import timed
@@ -50,6 +51,7 @@ class StoredResult:
         metrics: of the round.
         participations: of the clients after it.
         remark: a note of the aggregation or the sum for the operator; empty for none.
+        best: the best model after the round; None in a run that has none.
     """
 
     model: FileRef
@@ -57,6 +59,7 @@ class StoredResult:
     metrics: RoundMetrics
     participations: Participations
     remark: str = ""
+    best: BestModel | None = None
 
 
 class RoundSum:
@@ -139,16 +142,7 @@ class RoundSum:
         plan = self._plan
         setup = RunSetup.of(plan.spec, plan.manifest, plan.stream)
         before = state_files.load(self._context.models, setup, plan)
-        result = RoundResult(
-            number=plan.number,
-            kind=plan.kind,
-            reports=[_report(row) for row in accepted],
-            total=self._folder.partial,
-            metrics=map(_metrics, self._context.ledger.reported_metrics(*plan.key)),
-            updates=None if self._is_sum else self._each(accepted),
-            keep=Scratch(self._checkpoint.parent).keep,
-        )
-        after = advance(setup, before, result)
+        after = advance(setup, before, self._result(accepted))
         if after.state.model is before.model:
             model = FileRef(digest=plan.model, size_bytes=plan.manifest.size_bytes)
             note = plan.strategy_state
@@ -160,6 +154,19 @@ class RoundSum:
             metrics=after.metrics,
             participations=after.state.participations,
             remark=after.note,
+            best=after.state.best,
+        )
+
+    def _result(self, accepted: Sequence[AcceptedRow]) -> RoundResult:
+        plan = self._plan
+        return RoundResult(
+            number=plan.number,
+            kind=plan.kind,
+            reports=[report_of(row) for row in accepted],
+            total=self._folder.partial,
+            metrics=map(_metrics, self._context.ledger.reported_metrics(*plan.key)),
+            updates=None if self._is_sum else self._each(accepted),
+            keep=Scratch(self._checkpoint.parent).keep,
         )
 
     def _each(self, accepted: Sequence[AcceptedRow]) -> SpoolUpdates:
@@ -195,7 +202,7 @@ class RoundSum:
         await self._folding.settled()
 
 
-def _report(row: AcceptedRow) -> ClientReport:
+def report_of(row: AcceptedRow) -> ClientReport:
     """An accepted update, as the ledger holds it."""
     return ClientReport(client=row.client, asked_in=row.round, has_tensors=bool(row.file))
 

@@ -19,16 +19,20 @@ from fedloom.server.background_tasks import BackgroundTasks
 from fedloom.server.ledger import Point
 from fedloom.server.ledger.rows import CountedRoundRow, RunRow
 from fedloom.server.metrics.log_buffer import about
+from fedloom.server.planning.best import mark
+from fedloom.server.planning.fair_share import Demand
 from fedloom.server.planning.privacy_budget import Bar
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.commit import Outcome
 from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.engines import buffer_settings
+from fedloom.server.rounds.masking.driver import MaskedRoundDriver
+from fedloom.server.rounds.masking.masked_sum import MaskedSum
 from fedloom.server.rounds.messages.app_runner import AppRunner
 from fedloom.server.rounds.messages.replies import Replies
 from fedloom.server.rounds.round_driver import RoundDriver
 from fedloom.server.rounds.round_sum import RoundSum
-from fedloom.server.rounds.run_position import Position
+from fedloom.server.rounds.run_position import Position, best_at, counts
 from fedloom.server.rounds.task_table import TaskTable
 
 log = logging.getLogger(__name__)
@@ -45,6 +49,7 @@ class RunDriver:
         manifest: of its model.
         context: storage, connected clients, and what observes rounds.
         ended: called when the run has ended and waits for no client.
+        paused: called when the run pauses, which frees its place.
     """
 
     def __init__(
@@ -53,14 +58,19 @@ class RunDriver:
         manifest: Manifest,
         context: RoundsContext,
         ended: Callable[["RunDriver"], None],
+        paused: Callable[[], None] = lambda: None,
     ) -> None:
         self.id: str = row.id
+        self.study = row.study or ""
         self.position = Position(row, manifest, context)
         self.spec = self.position.spec
-        self.engine: engine.Run
+        self.engine = engine.Run(  # until `start`
+            self.spec.run_config(), state=engine.RunState(row.state), reason=row.reason
+        )
         self.round: RoundDriver | None = None
         self._context = context
         self._ended = ended
+        self._paused = paused
         self._app = AppRunner(self, context) if self.spec.flower else None
         self._between = asyncio.Event()  # no round is open
         self._rolling_back = asyncio.Lock()
@@ -71,20 +81,25 @@ class RunDriver:
         context = self._context
         open_round = await context.in_ledger(context.ledger.open_round_of, self.id)
         rows = await context.in_ledger(context.ledger.list_rounds, self.id)
+        await self.position.look_back(rows)
         progress = engine.RunProgress(
             opened=row.last_round,
             trained=row.committed,
-            evaluated=[r.kind for r in rows if _counts(r)][-1:] == ["evaluate"],
+            evaluated=[r.kind for r in rows if counts(r)][-1:] == ["evaluate"],
             abandoned_in_a_row=row.abandoned_in_a_row,
             open_kind=engine.RoundKind(open_round.kind) if open_round else None,
+            best=self.position.best,
         )
-        await self.position.look_back(rows)
         if self._app is not None:
             number = None if open_round is None else open_round.number
             await self._app.board.load(number, row.last_round)
         state = engine.RunState(row.state)
         self.engine = engine.Run(
             self.spec.run_config(), state=state, reason=row.reason, progress=progress
+        )
+        priority, share = row.rank
+        context.turns.add(
+            self, study=self.study, priority=priority, share=share, submitted=row.created_at
         )
         context.fleet.listen(self)
         if open_round is not None:
@@ -107,10 +122,11 @@ class RunDriver:
         buffered, trained = self.spec.buffer_config() is not None, self.engine.progress.trained
         if not buffered or trained >= self.spec.rounds or not rows:
             return False
-        return _counts(rows[-1]) and bool(rows[-1].kind == "train")
+        return counts(rows[-1]) and bool(rows[-1].kind == "train")
 
     async def stop(self) -> None:
         """Stop driving the run; the next start continues it."""
+        self._context.turns.remove(self.id)
         if self._app is not None:
             await self._app.stop()
         if self.round is not None:
@@ -191,18 +207,20 @@ class RunDriver:
         async with self._rolling_back:
             reason = f"rolled back to round {point.number} by the operator"
             self.feed(engine.RollBack(reason))
-            trained = None
+            trained, best = None, None
             try:
                 await self._wait_until_between()
                 self._disband(reason)
                 crossing("rollback.before")
                 ledger = self._context.ledger
-                point = await self._context.in_ledger(ledger.roll_back, self.id, point.number)
+                best = await self._context.in_ledger(best_at, ledger, self.spec, self.id, point)
+                call = partial(ledger.roll_back, self.id, point.number, best=mark(self.spec, best))
+                point = await self._context.in_ledger(call)
                 crossing("rollback.after")
-                self.position.go_back(point)
+                self.position.go_back(point, best)
                 trained = point.trained
             finally:
-                self.feed(engine.RolledBack(trained))
+                self.feed(engine.RolledBack(trained, best))
 
     def _disband(self, reason: str) -> None:
         """End all work between two buffers, in a buffered run."""
@@ -280,6 +298,8 @@ class RunDriver:
         if state is not engine.RunState.RUNNING:
             extra = about(run=self.id)
             log.info("run %s is %s: %s", self.id, state.value, reason or "done", extra=extra)
+        if state is engine.RunState.PAUSED:
+            self._paused()
         ledger = self._context.ledger
         self._later(partial(ledger.set_run_state, self.id, state.value, reason, ended=ended))
         self._changed()
@@ -306,7 +326,8 @@ class RunDriver:
         buffer, select = buffer_settings(plan), self.position.select(plan)
         earlier = () if buffer is None else _plans_before(plan, rows, buffer.max_staleness)
         tasks = TaskTable(plan, earlier)
-        return RoundDriver(
+        driver = RoundDriver if self.spec.masking is None else MaskedRoundDriver
+        return driver(
             tasks, self._context, self, select=select, ended=self._round_ended,
             results=self._results,
         )  # fmt: skip
@@ -314,6 +335,8 @@ class RunDriver:
     def _results(self, plan: RoundPlan) -> RoundSum | Replies:
         if self._app is not None:
             return Replies(plan, self._context, self._app.board)
+        if self.spec.masking is not None:
+            return MaskedSum(plan, self._context)
         return RoundSum(plan, self._context)
 
     def _plan(self, number: int, kind: engine.RoundKind) -> RoundPlan:
@@ -330,7 +353,7 @@ class RunDriver:
             self.feed(engine.RoundAbandoned(outcome.reason, fault=outcome.fault))
             return
         self.position.move(outcome)
-        self.feed(engine.RoundCommitted(round_.plan.kind))
+        self.feed(engine.RoundCommitted(round_.plan.kind, self.position.best))
 
     def rebar(self, before: Bar) -> None:
         """Follow a change of the clients that the run may not draw, which were `before`."""
@@ -341,6 +364,18 @@ class RunDriver:
         """Stop waiting for a client, and withdraw its task."""
         if self.round is not None and self.round.claims(client):
             self.round.let_go(client, reason)
+
+    # ---- its turn ----------------------------------------------------------------------------
+
+    def demand(self) -> Demand:
+        """What the run wants of the idle clients now."""
+        running = self.engine.state is engine.RunState.RUNNING
+        return self.round.demand() if running and self.round is not None else Demand()
+
+    def wake(self) -> None:
+        """Let the open round take clients, if it waits for them."""
+        if self.round is not None:
+            self.round.wake()
 
     # ---- the fleet's listener ----------------------------------------------------------------
 
@@ -362,8 +397,11 @@ class RunDriver:
 
     def status(self) -> dict[str, Any]:
         """Live status of the run, which the ledger does not store."""
+        fleet, private = self._context.fleet, bool(self.spec.privacy)
+        idle = [name for name in fleet.available() if fleet.study_of(name) == self.study]
         return {
-            "clients_available": len(self._context.fleet.available()),
+            "clients_available": len(idle),
+            "clients_cooling": sum(self._context.cools_off(c, private=private) for c in idle),
             "round": None if self.round is None else self.round.status(),
         }
 
@@ -373,15 +411,10 @@ def _plans_before(
 ) -> list[RoundPlan]:
     """Plans of the rounds before one whose models clients may still work on."""
     before: list[RoundPlan] = []
-    models = {r.number: r.model_in for r in rows if _counts(r)}
+    models = {r.number: r.model_in for r in rows if counts(r)}
     for number in range(plan.number - 1, plan.number - max_staleness - 1, -1):
         if number not in models:
             break  # abandoned, undone or missing: work on earlier models has ended
         trained = plan.trained - (plan.number - number)
         before.append(replace(plan, number=number, trained=trained, model=models[number]))
     return before
-
-
-def _counts(row: CountedRoundRow) -> bool:
-    """Whether this round was committed and not undone."""
-    return row.state == "committed" and row.undone_at is None

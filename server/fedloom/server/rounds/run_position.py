@@ -12,10 +12,12 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.task_description import FileRef
 from fedloom.protocol.updates.header import header_limit_bytes
-from fedloom.server.engine import RoundKind, Select
-from fedloom.server.ledger import Point
+from fedloom.server.engine import BestModel, RoundKind, Select
+from fedloom.server.ledger import Ledger, Point
 from fedloom.server.ledger.rows import CountedRoundRow, RunRow
+from fedloom.server.planning import best as best_models
 from fedloom.server.planning import limits as run_sums
+from fedloom.server.planning.masking import check_goals
 from fedloom.server.planning.round_plan import RoundPlan, changed
 from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.server.planning.state_note import StateNote
@@ -34,6 +36,7 @@ class Position:
         spec: of the run.
         model: digest of the newest model.
         header_limit_bytes: largest header that an update of the run may have.
+        best: its best model; None in a run that has none.
     """
 
     def __init__(self, row: RunRow, manifest: Manifest, context: RoundsContext) -> None:
@@ -50,13 +53,15 @@ class Position:
         self._goals: tuple[int, int] | None = (row.goals[0], row.goals[1]) if row.goals else None
         self._history = History()
         self._participations = Participations()
+        self.best = best_models.first_best(self.spec)
         self.header_limit_bytes = header_limit_bytes(manifest, len(self._limits.groups))
 
     async def look_back(self, rounds: Sequence[CountedRoundRow]) -> None:
-        """Read the clients' history from committed rounds, and who took part in them.
+        """Read the clients' history from committed rounds, who took part, and the best model.
 
         `rounds` are all of the run's, in order.
         """
+        self.best = best_models.look_back(self.spec, [row for row in rounds if counts(row)])
         context, policy = self._context, self.spec.build_selection()
         if policy.needs:
             add_rounds(
@@ -101,6 +106,7 @@ class Position:
             participations=self._participations,
             messages=messages,
             goals=self._goals,
+            best=self.best,
         )
 
     def _clip(self) -> float | None:
@@ -120,11 +126,11 @@ class Position:
         assert outcome.model is not None
         add_rounds(self._history, outcome.observed, self.spec.build_selection())
         self.model, self._strategy_state = outcome.model, outcome.strategy_state
-        self._participations = outcome.participations
+        self._participations, self.best = outcome.participations, outcome.best
 
-    def go_back(self, point: Point) -> None:
+    def go_back(self, point: Point, best: BestModel | None) -> None:
         """Continue from the round to which the run was rolled back."""
-        self.model, self._strategy_state = point.digest, point.state
+        self.model, self._strategy_state, self.best = point.digest, point.state, best
 
     @property
     def goals(self) -> tuple[int, int]:
@@ -150,11 +156,23 @@ class Position:
                 f"Expected a goal of at most {most}, which the sums of this run have room for, "
                 f"got {goal}: submit a run with a larger goal."
             )
-        changed(config, (goal, quorum))
+        new, sessions = changed(config, (goal, quorum)), self.spec.least_sessions
+        check_goals(new, self.spec.build_masking(), sessions)
         aggregation = self.spec.build_strategy().aggregation
-        if quorum < aggregation.min_updates:
+        if sessions == 1 and quorum < aggregation.min_updates:
             raise UsageError(
                 f"Expected a quorum of at least {aggregation.min_updates}, as the aggregation "
                 f"{aggregation.name} needs so many updates, got {quorum}."
             )
         self._goals = (goal, quorum)
+
+
+def counts(row: CountedRoundRow) -> bool:
+    """Whether this round was committed and not undone."""
+    return row.state == "committed" and row.undone_at is None
+
+
+def best_at(ledger: Ledger, spec: RunSpec, run: str, point: Point) -> BestModel | None:
+    """The best model of the rounds that a rollback leaves."""
+    rows = ledger.curve_rows(run)
+    return best_models.look_back(spec, (row for row in rows if row.number <= point.number))

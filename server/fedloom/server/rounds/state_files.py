@@ -51,6 +51,7 @@ def load(models: ModelStore, setup: RunSetup, plan: RoundPlan) -> TrainingState:
         held=held,
         trained=plan.trained,
         participations=plan.participations,
+        best=plan.best,
     )
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from fedloom.server.engine import BufferConfig, Phase, RoundEngine
+from fedloom.server.engine import BufferConfig, Phase, RoundEngine, RoundState
+from fedloom.server.engine.failures import commonest
 from fedloom.server.event_hub import Hub
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds import progress
@@ -30,14 +31,24 @@ def status(
         "members": {client: phase.value for client, phase in cohort.phases.items()},
         "available": len(engine.candidates),
         "held_back": len(plan.participations.excluded),
+        "left_to_others": _left_to_others(engine),
         "accepted": cohort.accepted,
         "goal": len(cohort) if config.by_coins and len(cohort) else config.goal,
         "quorum": config.quorum,
         "deadline_left_s": engine.clock.deadline_left_s(now),
+        "gives_up_in_s": engine.clock.gives_up_in_s(now),
+        "failures": [each.view() for each in commonest(cohort.failures())],
     }
     if isinstance(config, BufferConfig):
         values["concurrency"] = config.concurrency
     return values
+
+
+def _left_to_others(engine: RoundEngine) -> int:
+    """Available clients that a round which has not opened leaves to runs whose turn comes first."""
+    if engine.state is not RoundState.SELECTING:
+        return 0
+    return min(engine.set_aside(), len(engine.candidates))
 
 
 def brief(status: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +87,11 @@ class StatusPublisher:
         reload the run where more has changed.
         """
         self._live.changed("round", self._run, status)
-        config = engine.config
-        state = (engine.state, engine.clock.paused, config.goal, config.quorum)
+        config, clock = engine.config, engine.clock
+        failed = engine.cohort.failed.bit_length()  # at 1, 2, 4, 8, … failures
+        state = (
+            engine.state, clock.paused, clock.give_up_at, config.goal, config.quorum, failed
+        )  # fmt: skip
         if state != self._last:
             self._last = state
             self._live.changed("run", self._run)

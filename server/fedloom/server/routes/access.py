@@ -1,10 +1,12 @@
 """Routes of operators' access: users, API tokens and login links."""
 
 import time
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Path
 
+from fedloom.protocol.errors import UsageError
 from fedloom.server.access import passwords, secrets
 from fedloom.server.access.errors import ForbiddenError
 from fedloom.server.access.principal import Principal
@@ -28,6 +30,7 @@ from fedloom.server.routes.access_views import (
     UserList,
     UserView,
 )
+from fedloom.server.studies import check_study
 
 router = APIRouter(tags=["access"], responses=FAULTS)
 
@@ -37,7 +40,8 @@ Name = Annotated[str, Path(max_length=200)]
 @router.get("/me")
 async def me(principal: Viewer) -> Me:
     """The caller's name and scope."""
-    return Me(name=principal.name, scope=principal.scope, how=principal.how)
+    limited = None if principal.studies is None else sorted(principal.studies)
+    return Me(name=principal.name, scope=principal.scope, how=principal.how, studies=limited)
 
 
 @router.post("/me/password")
@@ -73,9 +77,14 @@ async def add_user(context: Context, principal: Admin, wish: NewUser) -> UserVie
     access, accounts = context.access, context.access.accounts
     if await access.in_access(accounts.user, name) is not None:
         raise _taken(name)
-    await context.audit(principal, "user.add", name, {"scope": wish.scope})
+    limited = checked_studies(wish.studies, wish.scope)
+    detail: dict[str, object] = {"scope": wish.scope} | (
+        {} if limited is None else {"studies": limited}
+    )
+    await context.audit(principal, "user.add", name, detail)
     hashed = await access.in_passwords(passwords.hashed, wish.password)
-    if not await access.in_access(accounts.add_user, name, wish.scope, hashed, time.time()):
+    make = partial(accounts.add_user, name, wish.scope, hashed, time.time(), limited)
+    if not await access.in_access(make):
         raise _taken(name)
     return await _user(context, name)
 
@@ -99,7 +108,8 @@ async def set_scope(context: Context, principal: Admin, name: Name, wish: NewSco
 
     API tokens that the user created with a higher scope end.
     """
-    await _user(context, name)
+    user = await _user(context, name)
+    checked_studies(user.studies, wish.scope)
     await context.audit(principal, "user.scope", name, {"scope": wish.scope})
     accounts, keep = context.access.accounts, _is_own(principal, name)
     await context.access.in_access(
@@ -130,6 +140,26 @@ async def remove_user(context: Context, principal: Admin, name: Name) -> UserVie
         lambda: accounts.remove_user(name, time.time(), keep_an_admin=keep)
     )
     return user
+
+
+def checked_studies(studies: list[str] | None, scope: Scope | str) -> list[str] | None:
+    """The studies of a new user or API token.
+
+    Raises:
+        UsageError: one is no name, or the scope is not that of a viewer or an operator.
+    """
+    if studies is None:
+        return None
+    if not studies or "" in studies:
+        raise UsageError("Expected the names of studies, got none.")
+    for study in studies:
+        check_study(study)
+    if scope not in (Scope.VIEWER, Scope.OPERATOR):
+        raise UsageError(
+            f"Expected the scope viewer or operator with studies, got {scope}: it is of the whole "
+            "server."
+        )
+    return sorted(set(studies))
 
 
 def _is_own(principal: Principal, name: str) -> bool:
@@ -166,7 +196,9 @@ async def create_api_token(context: Context, principal: Admin, wish: NewApiToken
     """Create an API token. Its text is only in this answer."""
     name, created_at = check_name(wish.name), time.time()
     expires_at = None if wish.ttl_s is None else created_at + wish.ttl_s
-    detail = {"name": name, "scope": wish.scope, "ttl_s": wish.ttl_s}
+    limited = checked_studies(wish.studies, wish.scope)
+    detail: dict[str, object] = {"name": name, "scope": wish.scope, "ttl_s": wish.ttl_s}
+    detail |= {} if limited is None else {"studies": limited}
     while True:
         token = secrets.make_api_token()
         await context.audit(principal, "api-token.create", token.id, detail)
@@ -174,6 +206,7 @@ async def create_api_token(context: Context, principal: Admin, wish: NewApiToken
             id=token.id,
             name=name,
             scope=wish.scope,
+            studies=limited,
             made_by=principal.name,
             created_at=created_at,
             expires_at=expires_at,

@@ -22,12 +22,18 @@ class _In(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
+Studies = Annotated[
+    list[str] | None, Field(max_length=20, description="that it is limited to; null for no limit")
+]
+
+
 class Me(BaseModel):
     """The caller."""
 
     name: str
     scope: Scope
     how: Annotated[str, Field(description="socket, session, token or oidc")]
+    studies: Studies = None
 
 
 class OwnPassword(_In):
@@ -55,6 +61,7 @@ class NewUser(_In):
     name: Label
     scope: Rank
     password: Password
+    studies: Studies = None
 
 
 class UserView(BaseModel):
@@ -62,6 +69,7 @@ class UserView(BaseModel):
 
     name: str
     scope: Scope
+    studies: Studies = None
     created_at: float
     seen_at: Annotated[float | None, Field(description="last login")]
 
@@ -81,6 +89,7 @@ class NewApiToken(_In):
         float | None,
         Field(gt=0, le=MAX_TTL_S, allow_inf_nan=False, description="seconds; null: no expiry"),
     ] = 90 * 24 * 3600.0
+    studies: Studies = None
 
 
 class IssuedApiToken(BaseModel):
@@ -89,6 +98,7 @@ class IssuedApiToken(BaseModel):
     id: str
     name: str
     scope: Scope
+    studies: Studies = None
     made_by: str
     created_at: float
     expires_at: float | None
@@ -109,6 +119,7 @@ class ApiTokenView(BaseModel):
     id: str
     name: str
     scope: Scope
+    studies: Studies = None
     status: ApiTokenStatus
     made_by: str
     created_at: float

@@ -27,7 +27,12 @@ from fedloom.protocol.errors import (
     printable,
 )
 from fedloom.protocol.version import __version__
-from fedloom.server.access.errors import ForbiddenError, TooManyTriesError, UnauthenticatedError
+from fedloom.server.access.errors import (
+    ForbiddenError,
+    HiddenError,
+    TooManyTriesError,
+    UnauthenticatedError,
+)
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.oidc import Oidc
 from fedloom.server.access.principal import LOCAL_USER
@@ -40,6 +45,7 @@ from fedloom.server.http.dependencies import context_of
 from fedloom.server.http.head_requests import HeadOnly
 from fedloom.server.http.shared_answers import Answers
 from fedloom.server.ledger.access.accounts import LastAdminError
+from fedloom.server.ledger.store import unavailable
 from fedloom.server.pki.authority import Authority
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import ConflictError, NotFoundError
@@ -47,6 +53,7 @@ from fedloom.server.queries.views import ErrorReply, Fault
 from fedloom.server.rounds.manager import Runs
 from fedloom.server.routes import access as access_routes
 from fedloom.server.routes import audit as audit_routes
+from fedloom.server.routes import client_groups as group_routes
 from fedloom.server.routes import clients as client_routes
 from fedloom.server.routes import events as event_routes
 from fedloom.server.routes import fleet as fleet_routes
@@ -76,6 +83,7 @@ _KINDS: tuple[tuple[type[FedloomError], int, str], ...] = (
     (ForbiddenError, 403, "denied"),
     (TooManyTriesError, 429, "denied"),
     (NotFoundError, 404, "not_found"),
+    (HiddenError, 404, "not_found"),
     (ConflictError, 409, "conflict"),
     (LastAdminError, 409, "conflict"),
     (OperatorRefused, 409, "conflict"),
@@ -126,6 +134,7 @@ def create_app(
         config=devices.config,
         access=server.access,
         fleet=devices.fleet,
+        devices=devices.devices,
         uploads=devices.uploads,
         downloads=devices.downloads,
         extra_downloads=devices.extra_downloads,
@@ -148,6 +157,7 @@ def create_app(
         access_routes,
         audit_routes,
         client_routes,
+        group_routes,
         event_routes,
         overview_routes,
         fleet_routes,
@@ -275,7 +285,7 @@ async def _no_ledger(request: Request, error: Exception) -> Response:
     assert isinstance(error, sa.exc.OperationalError)
     log.error("%s %s: the ledger: %s", request.method, _path(request), error.orig)
     await context_of(request).audit_failure(error)
-    why = f"The ledger failed: {error.orig}. Is the disk full? Try again."
+    why = str(unavailable(error))
     if (shown := fault_page(request, 503, why)) is not None:
         return shown
     return _reply(503, "unavailable", why)

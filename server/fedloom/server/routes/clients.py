@@ -6,13 +6,14 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Query
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.server.access.scopes import Operator, Viewer
+from fedloom.server.access.scopes import Admin, Operator, Viewer
 from fedloom.server.actions.consequences import hold_words, revoke_words
 from fedloom.server.fleet import sessions
-from fedloom.server.http.dependencies import FAULTS, Context, Preview
+from fedloom.server.http.dependencies import FAULTS, Context, Preview, StudyFilter
 from fedloom.server.queries import client_views as views
 from fedloom.server.queries import clients as queries
 from fedloom.server.queries.clients import one_client
+from fedloom.server.studies import check_study
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +30,20 @@ async def list_clients(
     state: views.ClientState | None = None,
     version: Annotated[str, Query(max_length=120, description="of the SDK, or its start")] = "",
     label: Annotated[str, Query(max_length=250, description="name, or name=value")] = "",
+    study: StudyFilter = "",
     after: Annotated[str, Query(max_length=120, description="last client of the page before")] = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> views.ClientList:
     """All clients that ever enrolled, by name, filtered and page by page."""
     return await queries.clients_page(
-        context, q=q, state=state, version=version, label=label, after=after, limit=limit
+        context,
+        q=q,
+        state=state,
+        version=version,
+        label=label,
+        study=study,
+        after=after,
+        limit=limit,
     )
 
 
@@ -114,6 +123,28 @@ async def label_client(
     return _acted(after, f"The labels of {name} were saved.", changed=changed)
 
 
+@router.post("/{name}/study")
+async def move_client(
+    context: Context, principal: Admin, name: str, wish: views.NewStudy
+) -> views.ClientActed:
+    """Move a client to a study: only runs of that study draw it. A task under way goes on.
+
+    Its failures in a row, of runs of another study, no longer count.
+    """
+    check_study(wish.study)
+    before = await one_client(context, name)
+    await context.audit(principal, "client.study", name, {"study": wish.study})
+    await context.in_ledger(context.ledger.set_study, name, wish.study)
+    changed = wish.study != (before.study or "")
+    context.fleet.assign(name, wish.study)
+    if changed:
+        await context.in_ledger(context.ledger.clear_failures, name)
+        context.runs.cool_offs.forget(name)
+    after = await one_client(context, name)
+    where = f"the study {wish.study}" if wish.study else "no study"
+    return _acted(after, f"{name} is in {where}.", changed=changed)
+
+
 @router.post("/{name}/{hold}")
 async def hold_client(
     context: Context,
@@ -124,7 +155,10 @@ async def hold_client(
     why: Annotated[views.Why | None, Body()] = None,
     preview: Preview = False,
 ) -> views.ClientActed:
-    """Put a client in quarantine, drain it, or release it; a hold survives restarts."""
+    """Put a client in quarantine, drain it, or release it; a hold survives restarts.
+
+    A release also ends a cooling-off, and the count of failures in a row starts again.
+    """
     reason = (why or views.Why()).reason
     before = await one_client(context, name)
     wanted = None if hold is views.Hold.RELEASE else sessions.Hold(hold)
@@ -134,7 +168,11 @@ async def hold_client(
     await context.audit(principal, f"client.{hold}", name, {"reason": reason} if reason else {})
     changed = await context.in_ledger(context.ledger.set_hold, name, wanted, reason)
     if wanted is None:
+        changed |= before.failures > 0
+        await context.in_ledger(context.ledger.clear_failures, name)
+        context.runs.cool_offs.forget(name)
         context.fleet.release(name)
+        context.live.changed("clients")
     else:
         context.fleet.hold(name, wanted)
     if wanted is sessions.Hold.QUARANTINE:

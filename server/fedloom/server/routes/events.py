@@ -42,8 +42,15 @@ async def events(
     Without `topics`, all topics but `log`. Events are not replayed: read everything again after
     reconnecting.
     """
-    hub = context.live
-    watcher = hub.watch({topic for topic in topics.split(",") if topic}, principal.name)
+    hub, limited = context.live, principal.studies
+    runs = context.runs
+
+    def sees(topic: str, run: str) -> bool:
+        """Whether a change is of a run of the principal's studies."""
+        return topic in ("run", "round") and runs.study_of(run) in (limited or ())
+
+    wanted = {topic for topic in topics.split(",") if topic}
+    watcher = hub.watch(wanted, principal.name, None if limited is None else sees)
     if watcher is None:
         raise UnavailableError(
             f"At most {MAX_WATCHERS} event streams can be open, and {MAX_OF_ONE} of one user: "

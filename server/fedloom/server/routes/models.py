@@ -11,12 +11,14 @@ from starlette.types import Receive, Scope, Send
 
 from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
 from fedloom.server.access.scopes import Operator, Viewer
+from fedloom.server.access.studies import studies
 from fedloom.server.actions.consequences import evaluation_words
 from fedloom.server.http.dependencies import FAULTS, Context, Preview
 from fedloom.server.http.head_requests import HEAD_ONLY
 from fedloom.server.ledger.rows import values
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import ConflictError
+from fedloom.server.queries.runs import best_rounds
 from fedloom.server.queries.views import (
     MAX_NUMBER,
     ErrorReply,
@@ -75,7 +77,9 @@ async def add_model(context: Context, principal: Operator, request: Request) -> 
     try:
         await _receive(request, temporary, context, limit)
         digest = await in_disk(models.checked, temporary)
-        await context.audit(principal, "model.add", digest)
+        limit_of = principal.studies  # it may start a run from the model, but no namesake of it
+        detail = {} if limit_of is None else {"studies": sorted(limit_of)}
+        await context.audit(principal, "model.add", digest, detail)
         await in_disk(models.adopt, temporary, digest)
         manifest = await in_disk(models.manifest, digest)
     except IntegrityError as error:
@@ -147,6 +151,8 @@ async def list_models(
 ) -> ModelList:
     """The latest initial and committed models of one or all runs, oldest first."""
     ledger = context.ledger
+    if studies() is not None and not run:
+        raise UsageError("Expected `run`, as you see models of your studies' runs: name one.")
     run = await context.run_id(run) if run else ""
     after = None
     if before:
@@ -154,7 +160,13 @@ async def list_models(
         after = name, int(number)
     rows = await context.in_reader(ledger.list_models, run, before=after, limit=limit)
     more = f"{rows[0].run}/{rows[0].round}" if len(rows) == limit else None
-    return ModelList(models=[ModelView.model_validate(values(row)) for row in rows], more=more)
+    rows = await context.with_kept(rows)
+    best = best_rounds(await context.in_reader(ledger.list_runs))
+    found = [
+        ModelView.model_validate({**values(row), "best": (row.run, row.round) in best})
+        for row in rows
+    ]
+    return ModelList(models=found, more=more)
 
 
 @router.get(

@@ -1,4 +1,4 @@
-"""Routes of rounds: page by page, and one with its members."""
+"""Routes of rounds: page by page, one with its members, and its masking sessions."""
 
 from typing import Annotated
 
@@ -7,6 +7,7 @@ from fastapi import APIRouter, Path, Query
 from fedloom.server.access.scopes import Viewer
 from fedloom.server.http.dependencies import FAULTS, Context
 from fedloom.server.queries import rounds as queries
+from fedloom.server.queries.masking_views import SessionDetail, SessionList
 from fedloom.server.queries.round_views import RoundDetail, RoundList
 from fedloom.server.queries.views import MAX_NUMBER
 
@@ -38,3 +39,23 @@ async def round_detail(
 ) -> RoundDetail:
     """A round with its members, by name."""
     return await queries.round_detail(context, run, number, after=after, limit=limit)
+
+
+@router.get("/{number}/sessions")
+async def list_sessions(
+    context: Context, _: Viewer, run: str, number: Annotated[int, Path(ge=1, le=MAX_NUMBER)]
+) -> SessionList:
+    """The masking sessions of a round, with how many members sent what."""
+    return await queries.list_sessions(context, run, number)
+
+
+@router.get("/{number}/sessions/{session}")
+async def session_detail(
+    context: Context,
+    _: Viewer,
+    run: str,
+    number: Annotated[int, Path(ge=1, le=MAX_NUMBER)],
+    session: Annotated[int, Path(ge=0, le=MAX_NUMBER)],
+) -> SessionDetail:
+    """A masking session with its members: who was asked and who sent what, never what was sent."""
+    return await queries.session_detail(context, run, number, session)

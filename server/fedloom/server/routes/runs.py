@@ -7,11 +7,12 @@ from fastapi import APIRouter, Body, Query
 
 from fedloom.server.access.scopes import Operator, Viewer
 from fedloom.server.actions import runs as actions
-from fedloom.server.http.dependencies import FAULTS, Context, Preview
+from fedloom.server.http.dependencies import FAULTS, Context, Preview, StudyFilter
 from fedloom.server.planning.spec import parse
 from fedloom.server.queries import runs as queries
 from fedloom.server.queries import views
 from fedloom.server.queries.clients import supernode_notes
+from fedloom.server.queries.run_check import check_run
 
 router = APIRouter(prefix="/runs", tags=["runs"], responses=FAULTS)
 
@@ -26,19 +27,28 @@ async def submit(context: Context, principal: Operator, new: views.NewRun) -> vi
 async def describe(context: Context, _: Viewer, spec: views.Described) -> views.Description:
     """Check a specification; return its privacy claim and the grid of its sums; start nothing."""
     checked = await asyncio.to_thread(parse, spec.spec)  # calibrating noise takes seconds
-    plan, grid = checked.privacy_plan(), checked.grid()
+    plan = checked.privacy_plan()
     return views.Description(
         spec=checked.as_dict(),
         privacy=None if plan is None else plan.claim(),
-        sums=None if grid is None else grid.facts(checked.precision),
+        sums=checked.sum_facts(),
         notes=await supernode_notes(context),
     )
 
 
+@router.post("/check")
+async def check(context: Context, who: Viewer, wanted: views.CheckedRun) -> views.RunCheck:
+    """Check a run against the clients, from what they did last; start nothing."""
+    spec = await asyncio.to_thread(parse, wanted.spec)
+    actions.check_seen(spec)
+    model = await actions.usable_model(context, who, wanted.model) if wanted.model else ""
+    return await check_run(context, spec, model, wanted.tensors)
+
+
 @router.get("")
-async def list_runs(context: Context, _: Viewer) -> views.RunList:
-    """All runs, oldest first."""
-    return await queries.list_runs(context)
+async def list_runs(context: Context, _: Viewer, study: StudyFilter = "") -> views.RunList:
+    """All runs, or those of a study, oldest first."""
+    return await queries.list_runs(context, study)
 
 
 @router.get("/{run}")

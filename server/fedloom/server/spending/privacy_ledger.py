@@ -32,7 +32,7 @@ from fedloom.server.threads import Thread
 
 log = logging.getLogger(__name__)
 
-ACTIVE = ("running", "paused")
+ACTIVE = ("running", "paused", "queued")
 """States of runs that may open further rounds."""
 
 

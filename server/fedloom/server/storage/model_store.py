@@ -88,6 +88,10 @@ class ModelStore:
         """Digests of stored models that begin with `prefix` (hex digits)."""
         return sorted(path.stem for path in self._directory.glob(f"{prefix}*.safetensors"))
 
+    def kept(self, digests: Iterable[str]) -> set[str]:
+        """Those of these models whose files exist."""
+        return {digest for digest in digests if self.path(digest).exists()}
+
     def adopt(self, temporary: Path, digest: str) -> str:
         """Rename a complete file of the store's folder to its digest, durably."""
         temporary.replace(self.path(digest))

@@ -1,8 +1,8 @@
 """Prunes old models, so that the disk space of a run is bounded.
 
 Of each run, the latest `keep_models` committed models and their strategy states are kept, also its
-initial, current and promoted models. Pruned models stay in the ledger, but a run cannot be rolled
-back to them.
+initial, current, best and promoted models. Pruned models stay in the ledger, but a run cannot be
+rolled back to them.
 
 It takes three steps, each of which can be repeated after a crash: mark rows, remove files that no
 unmarked row refers to, and mark the rows as done.

@@ -167,6 +167,15 @@ class Spool:
             return
         self._free.append(free)
 
+    def discard(self, name: str) -> None:
+        """Delete a file, so that nothing keeps its content."""
+        self.path(name).unlink(missing_ok=True)
+
+    def discard_round(self, run: str, number: int) -> None:
+        """Delete all files of a round."""
+        for path in sorted(self._directory.glob(f"{run}.{number}.*")):
+            path.unlink(missing_ok=True)
+
     def sweep(self, open_rounds: Collection[tuple[str, int]]) -> None:
         """Release files that a killed server left of ended rounds."""
         kept = tuple(f"{run}.{number}." for run, number in open_rounds)

@@ -2,12 +2,12 @@
 
 import io
 from datetime import UTC
+from functools import partial
 from typing import Any
 
 import segno
 from cryptography import x509
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.access.scopes import Admin, Viewer, form_of
@@ -16,23 +16,37 @@ from fedloom.server.http.dependencies import Context
 from fedloom.server.http.shared_answers import LivePart
 from fedloom.server.pki.authority import Authority
 from fedloom.server.queries.context import ConsoleContext
-from fedloom.server.queries.tokens import tokens_page
+from fedloom.server.queries.tokens import listed_tokens
 from fedloom.server.queries.views import MAX_TTL_S, NewToken
+from fedloom.server.web.lists import Answer, ListColumn, listing, utc
 from fedloom.server.web.render import page, trusted
 
 router = APIRouter(include_in_schema=False, route_class=LivePart)
 
+STATES = {"unused": "pending", "used": "enrolled", "expired": "expired"}
+"""A token's status, as the page shows it."""
+
 LIVES = ((3600.0, "an hour"), (24 * 3600.0, "a day"), (7 * 24 * 3600.0, "a week"))
 
 
-@router.get("/enrolment")
-async def enrolment(request: Request, context: Context, who: Viewer) -> HTMLResponse:
-    """Tokens, newest first, and the authority's certificates."""
+COLUMNS = (
+    ListColumn("client", "Client", lambda t: t.client),
+    ListColumn("state", "State", lambda t: STATES[t.status.value]),
+    ListColumn("created", "Created", lambda t: utc(t.created_at), first=True),
+    ListColumn("used", "Used", lambda t: utc(t.used_at), first=True),
+    ListColumn("expires", "Expires", lambda t: utc(t.expires_at), first=True),
+    ListColumn("id", "Id", lambda t: t.id),
+)
+
+
+@router.get("/enrolment", response_model=None)
+async def enrolment(request: Request, context: Context, who: Viewer) -> Answer:
+    """Tokens that match the filters, newest first unless sorted; the authority's certificates."""
     return await _page(request, context, who)
 
 
-@router.post("/enrolment")
-async def make(request: Request, context: Context, who: Admin) -> HTMLResponse:
+@router.post("/enrolment", response_model=None)
+async def make(request: Request, context: Context, who: Admin) -> Answer:
     """Create a token and show it once."""
     form = await form_of(request)
     name = form.get("client", "").strip()
@@ -45,14 +59,22 @@ async def make(request: Request, context: Context, who: Admin) -> HTMLResponse:
     return await _page(request, context, who, issued=issued, command=command, qr=qr(command))
 
 
-async def _page(request: Request, context: ConsoleContext, who: Any, **more: Any) -> HTMLResponse:
-    listed = await tokens_page(context)
+async def _page(request: Request, context: ConsoleContext, who: Any, **more: Any) -> Answer:
+    asked = listing(request, "q", "state", key="created", descending=True, own="newest first")
+    state = asked.filters["state"]
+    if state and state not in STATES:
+        raise UsageError(f"Expected state as one of {', '.join(STATES)}, got {state[:80]!r}.")
+    read = partial(listed_tokens, context, asked.cut(), text=asked.filters["q"], state=state)
+    await asked.read(context.in_reader, read, COLUMNS)
+    if asked.as_csv:
+        return await asked.csv("tokens")
+    total = await context.in_reader(context.ledger.num_tokens)
     authority = context.authority
-    found = None if authority is None else await context.in_disk(_certificates, authority)
+    shown = None if authority is None else await context.in_disk(_certificates, authority)
     values = {"issued": None, "command": "", "qr": "", "fault": "", "client": "", **more}
     return page(
         request, context, who, "enrolment", page="enrolment",
-        tokens=listed.tokens, num_all=listed.total, lives=LIVES, authority=found,
+        list=asked, num_all=total, lives=LIVES, authority=shown, states=STATES,
         address=_reached(context), **values,
     )  # fmt: skip
 

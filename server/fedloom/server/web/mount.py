@@ -1,4 +1,4 @@
-"""Adds the console to the application: pages, static files, error pages."""
+"""Adds the console to the application: pages, static files, the documentation, error pages."""
 
 from fastapi import FastAPI, Request
 from starlette import types
@@ -22,6 +22,7 @@ from fedloom.server.web import (
     runs,
     submit,
 )
+from fedloom.server.web.documentation import Documentation
 from fedloom.server.web.render import STATIC, page
 
 YEAR_S = 365 * 24 * 3600
@@ -53,6 +54,7 @@ def fault_page(request: Request, status: int, fault: str) -> Response | None:
 def mount(app: FastAPI) -> None:
     """Add the pages and their files to the application."""
     app.mount("/static", _Stamped(directory=STATIC), name="static")
+    app.mount("/docs", Documentation(), name="documentation")
     pages = (
         overview,
         submit,

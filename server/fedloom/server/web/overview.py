@@ -18,10 +18,8 @@ router = APIRouter(include_in_schema=False, route_class=LivePart)
 async def overview(request: Request, context: Context, who: Viewer) -> HTMLResponse:
     """Health, runs, the open rounds, curves and alerts."""
     found = await queries.overview(context)
-    list_models = context.ledger.list_models
-    stored = await context.in_reader(list_models, limit=20) if not found.runs else []
     tails = {run.id: await tail(context, run.id) for run in found.runs}
     return page(
-        request, context, who, "overview", page="overview", found=found, models=stored, tails=tails,
+        request, context, who, "overview", page="overview", found=found, tails=tails,
         rounds_shown=ROUNDS_SHOWN,
     )  # fmt: skip

@@ -5,17 +5,19 @@ rendered. Equal requests within one version of the hub share one rendering.
 """
 
 import hashlib
+import re
 import time
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fedloom.server.access.principal import Principal
+from fedloom.server.access.studies import is_open
 from fedloom.server.ledger.access.accounts import Scope
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.web import words
@@ -24,16 +26,16 @@ HERE = Path(__file__).parent
 STATIC = HERE / "static"
 
 PLACES = (
-    ("overview", "/", "Overview"),
-    ("runs", "/runs", "Runs"),
-    ("clients", "/clients", "Clients"),
-    ("models", "/models", "Models"),
-    ("privacy", "/privacy", "Privacy"),
-    ("enrolment", "/enrolment", "Enrolment"),
-    ("audit", "/audit", "Audit"),
-    ("logs", "/logs", "Logs"),
+    ("overview", "/", "Overview", "o"),
+    ("runs", "/runs", "Runs", "r"),
+    ("clients", "/clients", "Clients", "c"),
+    ("models", "/models", "Models", "m"),
+    ("privacy", "/privacy", "Privacy", "p"),
+    ("enrolment", "/enrolment", "Enrolment", "e"),
+    ("audit", "/audit", "Audit", "a"),
+    ("logs", "/logs", "Logs", "l"),
 )
-"""Name, path and title of each page in the navigation."""
+"""Name, path, title and key of each page in the navigation; `web.NAME.NAME` is its route."""
 
 
 @cache
@@ -41,6 +43,11 @@ def static(path: str) -> str:
     """URL of a static file, with a stamp of its content."""
     stamp = hashlib.sha256((STATIC / path).read_bytes()).hexdigest()[:10]
     return f"/static/{path}?v={stamp}"
+
+
+def _coded(text: str) -> Markup:
+    """Text with `commands` in the font of code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped
 
 
 def _environment() -> Environment:
@@ -52,9 +59,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    filters = "size", "count", "figure", "span", "ago", "iso", "exact", "plain", "slug", "plural"
+    filters = (
+        "size", "size_down", "count", "figure", "measure", "span", "ago", "iso", "exact", "plain",
+        "slug", "plural",
+    )  # fmt: skip
     made.filters |= {name: getattr(words, name) for name in filters}
-    made.globals.update(static=static, share=words.share, plural=words.plural, places=PLACES)
+    made.globals.update(static=static, share=words.share, plural=words.plural, left=words.left)
+    made.filters["coded"] = _coded
     made.filters["later"] = lambda seconds: time.time() + seconds
     made.globals["ui"] = made.get_template("macros.html").module
     made.globals["rounds_ui"] = made.get_template("round_now.html").module
@@ -87,13 +98,17 @@ def page(
         "now": time.time(),
         "federation": context.config.federation,
         "who": who,
+        "may_open": partial(is_open, who),
+        "places": [each for each in PLACES if is_open(who, f"web.{each[0]}.{each[0]}")],
         "may_act": who.scope.covers(Scope.OPERATOR),
         "may_manage": who.scope.covers(Scope.ADMIN),
         "csrf": who.csrf,
         "path": request.url.path,
         "part_url": part_url(request),
-        **more,
     }
+    taken = more.keys() & (known.keys() | _jinja.globals.keys())
+    assert not taken, f"names of all pages: {taken}"
+    known |= more
     found = _jinja.get_template(f"{template}.html")
     if request.query_params.get("part") == "live" and "live" in found.blocks:
         drawn = found.new_context(known)

@@ -34,9 +34,15 @@ def chosen(spec: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Compression", ", ".join(f"{k} {_named(v)}" for k, v in spec["compression"].items() if v)),
         ("Personal", _named(spec["personal"])),
         ("Adapters", _named(spec.get("adapters", {}))),
+        ("Best model", _named(spec.get("best", {}))),
         ("Privacy", _named(spec["privacy"])),
+        ("Masking", _named({k: v for k, v in _masking(spec).items() if k != "metrics"})),
     ]
     return [(name, value) for name, value in found if value and value != "plain"]
+
+
+def _masking(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    return spec.get("masking") or {}  # None in other runs; runs of earlier versions lack it
 
 
 def _named(values: Any) -> str:

@@ -1,10 +1,10 @@
 """Timelines of a round's members, as bars that the template draws as SVG."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fedloom.server.queries.round_views import MemberView, RoundDetail
+from fedloom.server.queries.round_views import MemberView, RoundView
 
 WIDTH = 1000.0
 THINNEST = 3.0
@@ -44,16 +44,16 @@ class Line:
     words: str
 
 
-def timelines(found: RoundDetail) -> dict[str, Line]:
-    """The bars of a round's members by name, on a common scale."""
+def timelines(found: RoundView, members: Sequence[MemberView]) -> dict[str, Line]:
+    """The bars of some of a round's members by name, on a common scale."""
     now = time.time()
-    start = min((m.offered_at for m in found.members if m.offered_at), default=found.opened_at)
-    end = max([found.opened_at, *(_end(m, found, now) for m in found.members)])
+    start = min((m.offered_at for m in members if m.offered_at), default=found.opened_at)
+    end = max([found.opened_at, *(_end(m, found, now) for m in members)])
     scale = WIDTH / max(end - start, 1e-3)
-    return {m.client: _line(m, _end(m, found, now), start, scale) for m in found.members}
+    return {m.client: _line(m, _end(m, found, now), start, scale) for m in members}
 
 
-def _end(member: MemberView, found: RoundDetail, now: float) -> float:
+def _end(member: MemberView, found: RoundView, now: float) -> float:
     over = found.closed_at or now
     return member.ended_at or member.accepted_at or max(over, member.offered_at or 0.0)
 

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,6 +27,16 @@ def size(count: float | None) -> str:
         value, unit = value / 1000, unit + 1
     digits = 0 if unit == 0 else max(0, 3 - len(str(int(value))))
     return f"{value:.{digits}f} {_BYTES[unit]}"
+
+
+def size_down(count: int) -> str:
+    """A limit in bytes as `size`, never more than it is.
+
+    >>> size_down(1 << 40), size(1 << 40), size_down(999)
+    ('1.09 TB', '1.10 TB', '999 B')
+    """
+    step = 10 ** max(0, len(str(count)) - 3)
+    return size(count // step * step)
 
 
 def count(value: float | None) -> str:
@@ -50,6 +61,17 @@ def figure(value: float | None) -> str:
     return count(value) if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
+def measure(value: float | None, name: str) -> str:
+    r"""A metric's value: an accuracy in per cent, others as `figure`.
+
+    >>> measure(0.93456, "accuracy"), measure(93.5, "accuracy"), measure(0.93456, "loss")
+    ('93.5\xa0%', '93.5', '0.9346')
+    """
+    if value is not None and "accuracy" in name.lower() and 0 <= value <= 1:
+        return f"{100 * value:.1f}\u00a0%"
+    return figure(value)
+
+
 def span(seconds: float | None) -> str:
     """A duration in at most two units.
 
@@ -68,6 +90,18 @@ def span(seconds: float | None) -> str:
     if whole < 2 * 86400:
         return f"{whole // 3600} h" + (f" {whole % 3600 // 60} min" if whole < 36000 else "")
     return f"{whole // 86400} days"
+
+
+def left(expected_s: float | None, range_s: Sequence[float] | None) -> str:
+    """The time left: expected seconds, or a range while they are uncertain.
+
+    >>> left(130, None), left(60, (20, 130)), left(60, (0, 130)), left(None, None)
+    ('2 min 10 s', '20 s to 2 min 10 s', 'up to 2 min 10 s', '–')
+    """
+    if range_s is None:
+        return span(expected_s)
+    low, high = range_s
+    return f"{span(low)} to {span(high)}" if low else f"up to {span(high)}"
 
 
 def ago(at: float) -> str:

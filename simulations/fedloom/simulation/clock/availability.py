@@ -55,9 +55,9 @@ class Availability:
         Returns:
             Two arrays of shape (clients,).
         """
-        return self._look(np.arange(len(self.cycle)), np.full(len(self.cycle), now))
+        return self.look_at(np.arange(len(self.cycle)), np.full(len(self.cycle), now))
 
-    def _look(self, clients: Places, now: Floats) -> tuple[NDArray[np.bool_], Floats]:
+    def look_at(self, clients: Places, now: Floats) -> tuple[NDArray[np.bool_], Floats]:
         """The same for some clients, each at its own time."""
         cycle = self.cycle[clients]
         length, shift = self.cycle_s[cycle], self.shift_s[clients]
@@ -110,14 +110,22 @@ class Availability:
 
     # ---- waiting -----------------------------------------------------------------------------
 
-    def first_with(self, wanted: int, start_s: float) -> float | None:
+    def first_with(
+        self, wanted: int, start_s: float, *, besides: Sequence[int] = ()
+    ) -> float | None:
         """The first time, `start_s` or later, at which this many devices are available at once.
+
+        Args:
+            wanted: number of devices.
+            start_s: virtual seconds.
+            besides: indices of devices that do not count.
 
         Returns:
             None if there is none within one turn of the cycle, after which all repeats, or within
             10 turns of the longest cycle if lengths differ.
         """
         there, times = self.look(start_s)
+        there[list(besides)], times[list(besides)] = False, inf
         count = int(there.sum())
         if count >= wanted:
             return start_s
@@ -162,7 +170,7 @@ class Availability:
             when.append(times[due])
             place.append(due)
             comes.append(~there[due])
-            there[due], times[due] = self._look(clients[due], times[due])
+            there[due], times[due] = self.look_at(clients[due], times[due])
             due = due[times[due] <= end]
         moments = np.concatenate(when)
         order = np.argsort(moments, kind="stable")

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from fedloom.server.engine import (
     Buffer,
     BufferConfig,
@@ -26,7 +24,7 @@ from fedloom.server.engine import (
 )
 
 from .devices import Load
-from .playback import Opening, Play, Playback
+from .playback import Play, Playback
 from .round_clock import Clock
 
 
@@ -112,12 +110,7 @@ def play_buffer(
         UsageError: as `Clock.play` does.
     """
     clock.check(config)
-    if flight is None:
-        opening = clock.opening(config, start_s)
-    elif clock.devices is None or clock.devices.availability is None:
-        opening = Opening(start_s, None, np.empty(0))
-    else:
-        opening = Opening(start_s, *clock.devices.availability.look(start_s))
+    opening = clock.opening_at(start_s) if flight else clock.opening(config, start_s)
     available = clock.attendance(opening.there)
     if flight is None:
         engine = Buffer(config, number=number, select=select, now=opening.at_s, available=available)

@@ -20,9 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.settings import check_names
+from fedloom.protocol.settings import check_names, lookup
+
+from . import philox
 
 Floats = NDArray[np.float64]
+_HALF_UNIT = 2.0**-54
+"""Moves multiples of 2^-53 to the middle between them, so none is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +45,61 @@ class Source:
 
     def uniforms(self, count: int, part: str = "") -> Floats:
         """Numbers in the open interval (0, 1), shape (count,); client i has number i."""
-        name = f"{self.seed}/{self.purpose}/{self.round}/{part}".encode()
-        key = np.frombuffer(blake2b(name, digest_size=16).digest(), "<u8")
-        raw = np.random.Philox(key=key).random_raw(count)
-        raw >>= np.uint64(11)
-        numbers = raw.astype(np.float64)
-        numbers += 0.5
-        numbers *= 2.0**-53
+        numbers = np.random.Generator(np.random.Philox(key=self.key(part))).random(count)
+        numbers += _HALF_UNIT
         return numbers
+
+    def key(self, part: str = "") -> NDArray[np.uint64]:
+        """The key of the generator, shape (2,)."""
+        name = f"{self.seed}/{self.purpose}/{self.round}/{part}".encode()
+        return np.frombuffer(blake2b(name, digest_size=16).digest(), "<u8")
 
     def normals(self, count: int) -> Floats:
         """Numbers of the standard normal distribution, shape (count,)."""
-        radius, angle = self.uniforms(count, "radius"), self.uniforms(count, "angle")
-        np.log(radius, out=radius)
-        radius *= -2.0
-        np.sqrt(radius, out=radius)
-        angle *= 2.0 * np.pi
-        radius *= np.cos(angle, out=angle)
-        return radius
+        return np.asarray(Normals(self, count)[:])
+
+
+class Uniforms:
+    """`Source.uniforms`, computed when they are asked for: a round needs few of its numbers.
+
+    Args:
+        source: of random numbers.
+        count: of clients.
+        part: as for `Source.uniforms`.
+    """
+
+    def __init__(self, source: Source, count: int, part: str = "") -> None:
+        self._source, self._count, self._part = source, count, part
+        self._all: Floats | None = None
+
+    def __getitem__(self, places: Any) -> Any:
+        """Those of the clients with these indices, an array or a slice."""
+        few = isinstance(places, np.ndarray) and places.size < self._count // 8
+        large = self._count >= philox.LEAST
+        if self._all is None and few and large and (at := philox.doubles_at()):
+            first, second = self._source.key(self._part)
+            return at((first, second), places.astype(np.int64, copy=False)) + _HALF_UNIT
+        if self._all is None:
+            self._all = self._source.uniforms(self._count, self._part)
+        return self._all[places]
+
+
+class Normals:
+    """Numbers of the standard normal distribution, computed when they are asked for.
+
+    Args:
+        source: of random numbers.
+        count: of clients.
+    """
+
+    def __init__(self, source: Source, count: int) -> None:
+        self._radius = Uniforms(source, count, "radius")
+        self._angle = Uniforms(source, count, "angle")
+
+    def __getitem__(self, places: Any) -> Any:
+        """Those of the clients with these indices, an array or a slice."""
+        radius = np.sqrt(-2.0 * np.log(self._radius[places]))
+        return radius * np.cos(2.0 * np.pi * self._angle[places])
 
 
 def draw(name: str, setting: object, count: int, source: Source) -> Floats:
@@ -94,22 +135,22 @@ def number(name: str, value: object) -> float:
 
 
 def _from_table(name: str, table: Mapping[str, Any], count: int, source: Source) -> Floats:
-    kind = table.get("distribution")
-    if kind not in _DISTRIBUTIONS:
+    known = ", ".join(sorted(_DISTRIBUTIONS))
+    if "distribution" not in table:
         raise UsageError(
-            f"Expected {name} as a number or a table with distribution = one of "
-            f"{', '.join(sorted(_DISTRIBUTIONS))}, got {kind!r}."
+            f"Missing setting {name}.distribution: set it to one of {known}, or {name} to a number."
         )
-    needed, make = _DISTRIBUTIONS[kind]
+    kind = table["distribution"]
+    needed, make = lookup(f"{name}.distribution as a known name", kind, _DISTRIBUTIONS)
     given = {key: value for key, value in table.items() if key not in _BESIDE}
-    optional = {"weights"} if kind == "choice" else set()
+    optional = {"weights"} if make is _choice else set()
     check_names(table, {*needed, *optional, *_BESIDE}, name)
     if not needed <= given.keys() <= needed | optional:
         raise UsageError(
             f"Expected {', '.join(sorted(needed))} (and min, max if wanted) with {name}'s "
             f'distribution = "{kind}", got {", ".join(sorted(given)) or "nothing"}.'
         )
-    if kind != "choice":
+    if make is not _choice:
         given = {key: number(f"{name}.{key}", value) for key, value in given.items()}
     values = make(name, given, count, source)
     low = number(f"{name}.min", table["min"]) if "min" in table else -np.inf
@@ -175,7 +216,7 @@ def _expect(holds: bool, what: str) -> None:
 
 _BESIDE = {"distribution", "min", "max"}
 _Make = Callable[[str, Mapping[str, Any], int, Source], Floats]
-_DISTRIBUTIONS: Mapping[Any, tuple[set[str], _Make]] = {
+_DISTRIBUTIONS: Mapping[str, tuple[set[str], _Make]] = {
     "choice": ({"values"}, _choice),
     "constant": ({"value"}, _constant),
     "exponential": ({"mean"}, _exponential),

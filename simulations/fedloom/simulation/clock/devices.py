@@ -21,8 +21,9 @@ from fedloom.protocol.settings import check_names, subtable
 from fedloom.strategies import RoundSettings
 
 from .availability import Availability, from_windows, periodic
-from .device_random import Floats, Source, draw, number
+from .device_random import Floats, Normals, Source, Uniforms, draw, number
 from .traces import TRAINING_FACTOR, read_behaviour, read_capacity
+from .work_times import Of, WorkTimes
 
 _BYTES_PER_MBIT = 1e6 / 8
 _KEYS = {
@@ -60,8 +61,14 @@ class Load:
     @property
     def examples(self) -> Floats:
         """Cost in trained examples, shape (clients,)."""
-        trained = self.trained.astype(np.float64)
-        return trained if self.evaluated is None else trained + self.evaluated / TRAINING_FACTOR
+        return np.asarray(self.examples_of(slice(None)))
+
+    def examples_of(self, places: Any) -> Any:
+        """Cost in trained examples of the clients with these indices, or of one."""
+        trained = self.trained[places].astype(np.float64)
+        if self.evaluated is None:
+            return trained
+        return trained + self.evaluated[places] / TRAINING_FACTOR
 
 
 def steps_in_time(
@@ -149,7 +156,7 @@ class Devices:
             availability=settings.availability(),
         )
 
-    def work_times(self, load: Load, round_number: int) -> "WorkTimes":
+    def work_times(self, load: Load, round_number: int) -> WorkTimes:
         """Times of each client's work in a round.
 
         Raises:
@@ -159,63 +166,30 @@ class Devices:
             raise UsageError(f"Expected a load of {len(self)} clients, got {len(load.trained)}.")
         return WorkTimes(self, load, round_number)
 
-    def jitters(self, round_number: int) -> Floats:
-        """The factor on each client's time in a round, shape (clients,)."""
+    def normals(self, round_number: int) -> Normals | None:
+        """The normal number of each client's jitter in a round; None without jitter."""
         if not self.jitter:
-            return np.ones(len(self))
-        source = Source(self.seed, "device jitter", round_number)
-        return np.asarray(np.exp(self.jitter * source.normals(len(self))))
+            return None
+        return Normals(Source(self.seed, "device jitter", round_number), len(self))
 
-    def declines(self, round_number: int) -> NDArray[np.bool_] | None:
-        """Whether each client declines in this round, shape (clients,); None for no client."""
+    def declines(self, round_number: int) -> Of | None:
+        """Whether clients decline in this round, by their indices; None for no client."""
         if not self.drop_out.any():
             return None
-        source = Source(self.seed, "device drop-out", round_number)
-        return np.asarray(source.uniforms(len(self)) < self.drop_out)
+        numbers = Uniforms(Source(self.seed, "device drop-out", round_number), len(self))
+        return lambda places: np.asarray(numbers[places] < self.drop_out[places])
 
-    def fails_at(self, round_number: int) -> Floats | None:
-        """The share of its work after which each client fails, or infinity; None for no client."""
+    def fails_at(self, round_number: int) -> Of | None:
+        """The share of their work after which clients fail, or infinity; None for no client."""
         if not self.failure.any():
             return None
         source = Source(self.seed, "device failure", round_number)
-        fails = source.uniforms(len(self)) < self.failure
-        return np.where(fails, source.uniforms(len(self), "when"), inf)
+        numbers, shares = Uniforms(source, len(self)), Uniforms(source, len(self), "when")
+        return lambda places: np.where(numbers[places] < self.failure[places], shares[places], inf)
 
     def turns(self, round_number: int) -> Floats:
         """Order of clients that arrive at the same time, ascending, shape (clients,)."""
         return Source(self.seed, "device turn", round_number).uniforms(len(self))
-
-
-class WorkTimes:
-    """Times of each client's work in a round.
-
-    Args:
-        devices: of the population.
-        load: of each of them.
-        round_number: for the jitter.
-    """
-
-    def __init__(self, devices: Devices, load: Load, round_number: int) -> None:
-        self._factor = devices.jitters(round_number)
-        self._upload_bytes, self._upload = load.upload_bytes, devices.upload
-        self._download_s = load.download_bytes / devices.download * self._factor
-        seconds = load.examples * devices.example_s
-        if not callable(load.upload_bytes):
-            seconds += load.upload_bytes / devices.upload
-        self._rest_s = seconds * self._factor
-
-    def seconds(self, place: int, *, has_files: bool = False) -> float:
-        """Seconds of a client's download, training and upload together.
-
-        Args:
-            place: its index.
-            has_files: whether it downloaded the files of this round before.
-        """
-        seconds: float = self._rest_s.item(place)
-        if callable(self._upload_bytes):
-            upload_s = self._upload_bytes(place) / self._upload.item(place)
-            seconds += upload_s * self._factor.item(place)
-        return seconds if has_files else seconds + self._download_s.item(place)
 
 
 class _Settings:

@@ -8,8 +8,7 @@ A device declines an offer, or accepts it, downloads, trains and uploads. If it 
 interrupted and continues when it returns, if the round still needs it. A device may fail during its
 work. A device whose task is withdrawn is idle at once.
 
-Source: the loop is event scheduling with a future-event list, Law 2015, "Simulation Modeling and
-Analysis", section 1.3, its list a binary heap of tuples.
+Source: the loop is event scheduling, Law 2015, "Simulation Modeling and Analysis", section 1.3.
 
 Invariants: time never decreases. The engine is informed of idle devices only when it may select
 from them or waits for one: with a hundred thousand devices and a cohort of a hundred, hardly any
@@ -17,12 +16,13 @@ arrival or departure matters.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from functools import partial
+from itertools import repeat
 from math import inf
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,8 @@ from fedloom.server.engine import (
     Committed,
     Left,
     Offer,
-    OfferAccepted,
     OfferDeclined,
+    Opened,
     Phase,
     Round,
     RoundEffect,
@@ -46,15 +46,23 @@ from fedloom.server.engine import (
     UpdateRefused,
     Wake,
     Withdraw,
+    bears,
+    decline_all,
+    is_calm,
+    replace,
 )
+from fedloom.strategies.selection.roster import Roster
 
 from .availability import Availability
 from .device_random import Floats
-from .devices import Devices, Load, WorkTimes
+from .devices import Devices, Load
+from .future_events import FAILS, LEAVES, REPORTS, RETURNS, FutureEvents
 from .idle_devices import IdleDevices
+from .work_times import Of, WorkTimes
 
-REPORTS, FAILS, LEAVES, RETURNS = range(4)
-"""The next event of a member's device."""
+Fate: TypeAlias = tuple[bool, float, float | None]
+"""Of an offer to a device: whether it declines, the share of its work after which it fails or
+infinity, and the seconds of its work, None if they are expensive to know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +127,8 @@ class Playback:
         place_of: index of each name.
         devices: of the clients; None for a round without time.
         engine: that has handled no event yet.
+        roster: of the clients.
+        ranks: of each client in the roster.
         number: of the round.
         load: of each device for its task.
         opening: of the round.
@@ -132,21 +142,22 @@ class Playback:
         devices: Devices | None,
         engine: Round | Buffer,
         *,
+        roster: Roster,
+        ranks: NDArray[np.intp],
         number: int,
         load: Load,
         opening: Opening,
         refused: AbstractSet[tuple[int, int]],
     ) -> None:
         self._names, self._place_of, self._refused = names, place_of, refused
+        self._roster = roster
         self._engine, self._number, self._there = engine, number, opening.there
         self._members = engine.cohort.phases  # a live view
         self._frees_places = isinstance(engine, Buffer)  # a report frees a place for another client
         self._timed = devices is not None
         self._now = self._opened_s = opening.at_s
         self._events = 0
-        self._heap: list[tuple[float, int, int, int]] = []  # time, order, event, index in names
-        self._order = 0
-        self._live: dict[int, int] = {}  # index → order of its valid entry in the heap
+        self._future = FutureEvents([place for origin, place in refused if origin == number])
         self._left: dict[int, tuple[float, int]] = {}  # index → seconds of work left, and its end
         self._offered_s: dict[str, float] = {}
         self._accepted: list[int] = []
@@ -160,19 +171,21 @@ class Playback:
         self._windows: Availability | None = None
         self._took: dict[int, None] = {}  # indices, in the order of acceptance
         self._work: WorkTimes | None = None
-        if devices is None:
-            self._declines = self._fails_at = None
-        else:
+        self._declines: Of | None = None
+        self._fails_at: Of | None = None
+        if devices is not None:
             self._work = devices.work_times(load, number)
             self._declines = devices.declines(number)
             self._fails_at = devices.fails_at(number)
             self._windows = devices.availability
+        self._known: dict[int, Fate] = {}
         if devices is not None and self._windows is not None and opening.there is not None:
             self._idle = IdleDevices(
                 self._windows,
                 opening.there,
                 opening.changes,
-                turns=devices.turns(number),
+                turns=partial(devices.turns, number),
+                ranks=ranks,
                 opened_s=opening.at_s,
                 until_s=opening.at_s + engine.config.deadline_s,
             )
@@ -183,7 +196,7 @@ class Playback:
         """Start with devices at work; the arguments are as returned by `at_work`."""
         self._left.update(left)
         for at_s, what, place in due:
-            self._push(at_s, what, place)
+            self._future.add(at_s, what, place)
 
     # ---- the loop ----------------------------------------------------------------------------
 
@@ -193,25 +206,23 @@ class Playback:
         Args:
             first: the event that opens it.
         """
-        engine, heap, live = self._engine, self._heap, self._live
+        engine, future = self._engine, self._future
         self._feed(first)
+        if self._idle is not None and self._frees_places:
+            for name in self._members:
+                self._asked(name)
         hungry, wake_at = self._settle()
         while engine.state is RoundState.REPORTING:
-            while heap and live.get(heap[0][3]) != heap[0][1]:
-                heappop(heap)  # of a device whose task was withdrawn
-            next_at = heap[0][0] if heap else inf
+            next_at, _, what, place = future.peek()
             if hungry and self._idle is not None and self._idle.next_at <= min(next_at, wake_at):
                 self._move_idle(self._idle)
             elif next_at <= wake_at:
-                self._now, _, what, place = heappop(heap)
-                del live[place]
-                # Most events are updates that count. In a round they free no place, so no client
-                # is selected, and the next wake-up stays the same.
-                quick = what == REPORTS and not self._frees_places and next_at < wake_at
-                if quick and self._counts(place):
+                if what == REPORTS and self._count_reports(wake_at, hungry):
                     continue
-                self._sync()
-                self._act(what, place)
+                future.pop()
+                self._now = next_at
+                if self._is_quick(what, place, next_at < wake_at):
+                    continue
             else:
                 self._now = wake_at
                 self._sync()
@@ -219,6 +230,38 @@ class Playback:
             hungry, wake_at = self._settle()
         if engine.state is RoundState.CLOSING:
             self._feed(Committed())
+
+    def _is_quick(self, what: int, place: int, before_wake_up: bool) -> bool:
+        """Perform an event; True if no client is to be selected, and the next wake-up stays."""
+        # Most events are updates that count, which free no place in a round.
+        quick = what == REPORTS and before_wake_up and not self._frees_places
+        if quick and self._counts(place):
+            return True
+        calm = self._sync()
+        if what == FAILS and self._is_replaced(place):
+            return calm and not self._declining
+        self._act(what, place)
+        return False
+
+    def _count_reports(self, before: float, hungry: bool) -> bool:
+        """Count the updates that come before anything else can happen; False for none."""
+        engine = self._engine
+        if (spare := engine.spare_reports) <= 0:
+            return False
+        before = min(before, engine.clock.check_at)
+        if hungry and self._idle is not None:
+            before = min(before, self._idle.next_at)
+        places, times = self._future.pop_reports(before, spare)
+        if not places:
+            return False
+        self._now = times[-1]
+        self._events += len(places)
+        self._accepted += places
+        self._accepted_s += times
+        self._origins += [self._number] * len(places)
+        names = self._names
+        engine.report_all([names[place] for place in places], self._now)
+        return True
 
     def _counts(self, place: int) -> bool:
         """Feed an update that counts; False if it is known to be refused."""
@@ -232,10 +275,28 @@ class Playback:
         self._feed(UpdateAccepted(name))
         return True
 
+    def _is_replaced(self, place: int) -> bool:
+        """A device fails and others take its task or decline; False if more can happen."""
+        name = replace(self._engine, self._names[place], Phase.FAILED, self._now)
+        if name is None:
+            return False
+        self._events += 1
+        place = self._asked(name)
+        while self._fate(place)[0]:
+            other = replace(self._engine, name, Phase.DECLINED, self._now)
+            if other is None:
+                self._declining.append(name)
+                return True
+            self._events += 1
+            name, place = other, self._asked(other)
+        self._events += 1
+        self._begin(place, *self._accept(name, place))
+        return True
+
     def _act(self, what: int, place: int) -> None:
         name = self._names[place]
         if what == LEAVES:
-            self._push(self._next_change(place), RETURNS, place)
+            self._future.add(self._next_change(place), RETURNS, place)
             self._feed(Left(name))
         elif what == RETURNS:
             self._feed(Attended(name))
@@ -248,7 +309,17 @@ class Playback:
     def _feed(self, event: BufferEvent) -> None:
         """Pass an event to the engine, and perform its effects."""
         self._events += 1
-        for effect in self._engine.handle(cast(RoundEvent, event), self._now):
+        effects = self._engine.handle(cast(RoundEvent, event), self._now)
+        if effects and isinstance(effects[0], Opened):
+            effects = self._take_all(effects)
+        for effect in effects:
+            self._perform(effect)
+
+    def _decline_all(self) -> None:
+        clients = list(self._declining)
+        self._declining.clear()
+        self._events += len(clients)
+        for effect in self._take_all(decline_all(self._engine, clients, self._now)):
             self._perform(effect)
 
     def _perform(self, effect: RoundEffect) -> None:
@@ -265,8 +336,11 @@ class Playback:
         """
         while self._freed:
             self._feed(Attended(self._freed.popleft()))
-        while self._declining:
-            self._feed(OfferDeclined(self._declining.popleft()))
+        while count := len(self._declining):
+            if count > 1 and bears(self._engine, count, self._now):
+                self._decline_all()
+            else:
+                self._feed(OfferDeclined(self._declining.popleft()))
         at = self._engine.wake_at
         return self._hungry(), inf if at is None else at
 
@@ -274,46 +348,120 @@ class Playback:
 
     def _take(self, offer: Offer) -> None:
         """A device accepts the task, continues it, or declines."""
-        name, place = offer.client, self._place_of[offer.client]
+        name, place = offer.client, self._asked(offer.client)
         if offer.again:
-            work_s, what = self._left.pop(place)
-        elif self._declines is not None and self._declines.item(place):
+            task = self._left.pop(place)
+        elif self._fate(place)[0]:
             self._declining.append(name)
             return
         else:
-            work_s, what = 0.0, REPORTS
-            if self._work is not None:
-                work_s = self._work.seconds(place, has_files=place in self._took)
-            self._took[place] = None
-            if self._fails_at is not None and (part := self._fails_at.item(place)) < 1.0:
-                work_s, what = work_s * part, FAILS
-        if self._timed and offer.origin is None:
+            task = self._accept(name, place)
+        self._start([name])
+        self._begin(place, *task)
+
+    def _asked(self, name: str) -> int:
+        """The index of a client with an offer: what its device does are events from now on."""
+        place = self._place_of[name]
+        if self._idle is not None:
+            self._idle.leave_out(place)
+        return place
+
+    def _accept(self, name: str, place: int) -> tuple[float, int]:
+        """A device accepts the task: its seconds of work, and how it ends."""
+        if self._timed and not self._frees_places:
             self._offered_s.setdefault(name, self._now)
-        self._feed(OfferAccepted(name))
+        _, part, work_s = self._fate(place)
+        if self._work is not None and (work_s is None or place in self._took):
+            work_s = self._work.seconds(place, has_files=place in self._took)
+        assert work_s is not None
+        self._took[place] = None
+        return (work_s * part, FAILS) if part < 1.0 else (work_s, REPORTS)
+
+    def _fate(self, place: int) -> Fate:
+        """What an offer to this device leads to.
+
+        Computed with those of devices that are likely to be asked next: ten take the time of one.
+        """
+        if place not in self._known:
+            places = [place, *(self._place_of[name] for name in self._engine.candidates.ahead)]
+            self._known = dict(zip(places, self._fates(np.array(places)), strict=True))
+        return self._known[place]
+
+    def _fates(self, places: NDArray[np.intp]) -> Iterator[Fate]:
+        count, work = len(places), self._work
+        declines: Iterable[bool] = repeat(False, count)
+        parts: Iterable[float] = repeat(inf, count)
+        seconds: Iterable[float | None] = repeat(0.0 if work is None else None, count)
+        if self._declines is not None:
+            declines = self._declines(places).tolist()
+        if self._fails_at is not None:
+            parts = self._fails_at(places).tolist()
+        if work is not None and work.is_cheap:
+            seconds = work.of(places).tolist()
+        return zip(declines, parts, seconds, strict=True)
+
+    def _begin(self, place: int, work_s: float, what: int) -> None:
+        """A device works until it has done so, or leaves."""
         ends_at = self._now + work_s
         if self._windows is not None and (leaves_at := self._next_change(place)) < ends_at:
             self._left[place] = ends_at - leaves_at, what
             ends_at, what = leaves_at, LEAVES
-        self._push(ends_at, what, place)
+        self._future.add(ends_at, what, place)
+
+    def _start(self, names: Sequence[str]) -> None:
+        self._events += len(names)
+        for effect in self._engine.start_all(names, self._now):
+            self._perform(effect)
+
+    def _take_all(self, effects: Sequence[RoundEffect]) -> list[RoundEffect]:
+        """Perform the offers among these effects, all to devices without files; returns others."""
+        names = [effect.client for effect in effects if isinstance(effect, Offer)]
+        places = np.array([self._place_of[name] for name in names], np.intp)
+        if self._idle is not None:
+            self._idle.leave_out_all(places)
+        if self._declines is not None:
+            declines = self._declines(places)
+            self._declining += [names[n] for n in np.flatnonzero(declines).tolist()]
+            names = [names[n] for n in np.flatnonzero(~declines).tolist()]
+            places = places[~declines]
+        work_s = np.zeros(len(places)) if self._work is None else self._work.of(places)
+        what = np.full(len(places), REPORTS)
+        if self._fails_at is not None:
+            part = self._fails_at(places)
+            fails = part < 1.0
+            work_s[fails] *= part[fails]
+            what[fails] = FAILS
+        taken = places.tolist()
+        self._took.update(dict.fromkeys(taken))
+        if self._timed and not self._frees_places:
+            self._offered_s.update(dict.fromkeys(names, self._now))
+        self._start(names)
+        ends_at = self._now + work_s
+        if self._windows is not None:
+            leaves_at = self._first_changes[places]
+            for n in np.flatnonzero(leaves_at <= self._now).tolist():
+                leaves_at[n] = self._windows.next_change(taken[n], self._now)
+            leaves = leaves_at < ends_at
+            for n in np.flatnonzero(leaves).tolist():
+                self._left[taken[n]] = (ends_at - leaves_at).item(n), what.item(n)
+            ends_at = np.where(leaves, leaves_at, ends_at)
+            what[leaves] = LEAVES
+        self._future.add_all(ends_at, what, places)
+        return [effect for effect in effects if not isinstance(effect, Offer)]
 
     def _stop(self, name: str) -> None:
         """A device whose update would be too stale is idle at once, if available."""
         place = self._place_of[name]
-        self._live.pop(place, None)
+        self._future.withdraw(place)
         self._left.pop(place, None)
         if self._there is None or self._there.item(place):
             self._freed.append(name)
 
-    def _push(self, at_s: float, what: int, place: int) -> None:
-        self._order += 1
-        self._live[place] = self._order
-        heappush(self._heap, (at_s, self._order, what, place))
-
     def _next_change(self, place: int) -> float:
         if self._windows is None:
             return inf
-        if self._now == self._opened_s:  # computed for all devices at the opening
-            return self._first_changes.item(place)
+        if (first := self._first_changes.item(place)) > self._now:
+            return first
         return self._windows.next_change(place, self._now)
 
     # ---- devices that are idle ---------------------------------------------------------------
@@ -322,22 +470,36 @@ class Playback:
         """Whether the round takes the next arriving device, so arrivals must not be delayed."""
         return self._idle is not None and not self._engine.candidates and self._engine.free > 0
 
-    def _sync(self) -> None:
-        """Inform the engine of idle devices until now, before it may select from them."""
-        if self._idle is not None:
-            while self._idle.next_at <= self._now:
-                self._move_idle(self._idle)
+    def _sync(self) -> bool:
+        """Inform the engine of idle devices until now, before it may select from them.
+
+        Returns:
+            Whether the engine decided nothing, so that its next wake-up stays.
+        """
+        idle = self._idle
+        if idle is None or idle.next_at > self._now:
+            return True
+        if is_calm(self._engine):
+            moves = idle.until(self._now)
+            self._engine.candidates.follow(moves)
+            self._events += len(moves)
+            return True
+        while idle.next_at <= self._now:
+            self._move_idle(idle)
+        return False
 
     def _move_idle(self, idle: IdleDevices) -> None:
-        at, place, comes = idle.pop()
-        name = self._names[place]
+        at, rank, comes = idle.pop()
+        name = self._roster.names[rank]
         if name in self._members:
             return  # the events of members are in the heap
         self._now = max(self._now, at)
         self._events += 1
-        # Not at the event's time: the engine acts on deadlines up to that time, and a device that
-        # arrives at the deadline must not exclude an update of the same time.
-        for effect in self._engine.handle(Attended(name) if comes else Left(name), -inf):
+        # Not at the time of a deadline: the engine acts on deadlines up to an event's time, and a
+        # device that arrives at one must not exclude an update of the same time.
+        due = self._engine.wake_at
+        now = at if due is None or at < due else -inf
+        for effect in self._engine.handle(Attended(name) if comes else Left(name), now):
             self._perform(effect)
 
     # ---- the end -----------------------------------------------------------------------------
@@ -377,6 +539,6 @@ class Playback:
     ) -> tuple[tuple[tuple[float, int, int], ...], dict[int, tuple[float, int]]]:
         """The next events of these members' devices, and the rest of interrupted work."""
         places = {self._place_of[name] for name in members}
-        due = sorted(e for e in self._heap if e[3] in places and self._live.get(e[3]) == e[1])
+        due = tuple((e[0], e[2], e[3]) for e in self._future.all() if e[3] in places)
         left = {place: left for place, left in self._left.items() if place in places}
-        return tuple((at_s, what, place) for at_s, _, what, place in due), left
+        return due, left

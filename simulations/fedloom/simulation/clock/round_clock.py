@@ -18,6 +18,7 @@ from fedloom.strategies.selection.roster import Attendance, Roster
 
 from .devices import Devices, Load
 from .playback import Opening, Play, Playback
+from .watch import Watch
 
 
 class Clock:
@@ -39,7 +40,10 @@ class Clock:
         self.devices = devices
         self.place_of = {name: place for place, name in enumerate(self.names)}
         self._roster = Roster(self.names)
+        available = devices and devices.availability
+        self._watch = Watch(available) if available else None
         self._sorted = np.array([self.place_of[name] for name in self._roster.names], np.intp)
+        self._ranks = np.argsort(self._sorted)
 
     def play(
         self,
@@ -68,7 +72,7 @@ class Clock:
                 too few devices are available at once at any time.
         """
         self.check(config)
-        opening = self.opening(config, start_s)
+        opening = self.opening(config, start_s, excluded)
         available = self.attendance(opening.there, excluded)
         engine = Round(config, select=select, now=opening.at_s, available=available)
         tasks = frozenset((round_number, self.place_of[name]) for name in refused)
@@ -90,6 +94,7 @@ class Clock:
         """A `Playback` of these clients."""
         return Playback(
             self.names, self.place_of, self.devices, engine,
+            roster=self._roster, ranks=self._ranks,
             number=number, load=load, opening=opening, refused=refused,
         )  # fmt: skip
 
@@ -128,26 +133,39 @@ class Clock:
                 "devices are equally fast. Add [devices], or omit it."
             )
 
-    def opening(self, config: RoundConfig, start_s: float) -> Opening:
+    def opening(
+        self, config: RoundConfig, start_s: float, excluded: Collection[str] = ()
+    ) -> Opening:
         """The opening: when as many devices are available as a round needs.
+
+        Args:
+            config: of the round.
+            start_s: virtual seconds at which it begins to select.
+            excluded: clients that may not be selected; they count as never available.
 
         Raises:
             UsageError: too few devices are available at once at any time.
         """
-        if self.devices is None or self.devices.availability is None:
-            return Opening(start_s, None, np.empty(0))
-        availability = self.devices.availability
-        there, changes = availability.look(start_s)
-        needed = config.needed
-        if there.sum() >= needed:
-            return Opening(start_s, there, changes)
-        at_s = availability.first_with(needed, start_s)
+        out = [self.place_of[name] for name in excluded if name in self.place_of]
+        opening, needed = self.opening_at(start_s, out), config.needed
+        if self._watch is None or opening.there is None or opening.there.sum() >= needed:
+            return opening
+        at_s = self._watch.availability.first_with(needed, start_s, besides=out)
         if at_s is None:
             raise UsageError(
                 f"After {start_s:g} s there are never {needed} devices available at once. Lower "
                 "the goal, or give devices more time in [devices.availability]."
             )
-        return Opening(at_s, *availability.look(at_s))
+        return self.opening_at(at_s, out)
+
+    def opening_at(self, at_s: float, out: Sequence[int] = ()) -> Opening:
+        """The opening at this time, with the devices that are there; those of `out` never are."""
+        if self._watch is None:
+            return Opening(at_s, None, np.empty(0))
+        there, changes = self._watch.look(at_s)
+        places = list(out)
+        there[places], changes[places] = False, np.inf
+        return Opening(at_s, there, changes)
 
 
 def play(

@@ -10,6 +10,7 @@ One hue that darkens evenly can be read with any colour vision.
 
 from io import BytesIO
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from matplotlib import colormaps
@@ -19,11 +20,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
+from fedloom.simulation.data.feature_skew import distances
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.data.statistics import label_counts, total_variations
 from fedloom.simulation.output.figures import GREY, INK, canvas
 from fedloom.simulation.output.words import shortened
 
+_Inputs: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]] | None
+"""Distances of the clients' inputs, and those of a random split."""
 _BAR = "#9A9A9A"
 _MAX_ROWS = 40
 """Clients that are drawn as rows with names; more are drawn as columns without."""
@@ -47,13 +51,13 @@ def heat_map(population: Population, path: Path | str | None = None, *, title: s
     """
     if population.num_classes is None:
         return _written(_sizes(population, title or f"{len(population):,} clients by size"), path)
-    counts = label_counts(population)
+    counts, inputs = label_counts(population), distances(population)
     title = title or f"{len(counts):,} clients by label"
     few = len(counts) <= _MAX_ROWS
     # If each place of an example has a target, such as the next character, places are counted.
     unit = "examples" if population.examples.y.ndim == 1 else "targets"
     names = list(population.names)
-    figure = _few(counts, names, title, unit) if few else _many(counts, title, unit)
+    figure = _few(counts, names, title, unit, inputs) if few else _many(counts, title, unit, inputs)
     return _written(figure, path)
 
 
@@ -67,12 +71,15 @@ def _written(figure: Figure, path: Path | str | None) -> bytes:
     return png
 
 
-def _few(counts: NDArray[np.int64], names: list[str], title: str, unit: str) -> Figure:
+def _few(
+    counts: NDArray[np.int64], names: list[str], title: str, unit: str, inputs: _Inputs
+) -> Figure:
     num_clients, num_classes = counts.shape
     map_height = max(0.34 * num_clients, 1.2)
     label_width = 0.35 + 0.085 * min(max(map(len, names)), 30)
     map_width = float(np.clip(0.6 * num_classes, 4.0, 10.0))
-    width, height = label_width + map_width + 3.35, map_height + 1.62
+    more = 0.0 if inputs is None else 1.9
+    width, height = label_width + map_width + 3.35 + more, map_height + 1.62
     figure = canvas(width, height, layout=None)
     bottom = 0.55 / height
     map_box = (label_width / width, bottom, map_width / width, map_height / height)
@@ -106,14 +113,42 @@ def _few(counts: NDArray[np.int64], names: list[str], title: str, unit: str) -> 
     sizes.tick_params(which="minor", left=False)
     _strip(sizes)
 
-    bar = (left + 2.3 / width, bottom, 0.13 / width, map_height / height)
+    if inputs is not None:
+        box = (left + 2.05 / width, bottom, 1.35 / width, map_height / height)
+        _input_bars(figure.add_axes(box, sharey=axes), *inputs)
+    bar = (left + (2.3 + more) / width, bottom, 0.13 / width, map_height / height)
     _colour_bar(figure, image, bar, unit)
     _title(figure, label_width / width, title, _subtitle(counts, unit))
     return figure
 
 
-def _many(counts: NDArray[np.int64], title: str, unit: str) -> Figure:
+def _input_bars(axes: Axes, own: NDArray[np.float64], at_random: NDArray[np.float64]) -> None:
+    """Distances of the clients' inputs from all inputs, and a line for a random split."""
+    axes.barh(range(len(own)), own, color=_BAR, height=0.72)
+    for row, distance in enumerate(own):
+        axes.annotate(
+            f"{distance:.2f}",
+            (distance, row),
+            (3, 0),
+            textcoords="offset points",
+            va="center",
+            size=8,
+            color=INK,
+        )
+    axes.axvline(at_random.mean(), color=INK, linestyle=(0, (2, 2)), linewidth=1)
+    axes.set_xlim(0, max(float(own.max()), float(at_random.mean()), 1e-9) * 1.02)
+    axes.set_title("distance of inputs\n(line: random split)", size=9, color=INK, loc="left")
+    axes.tick_params(left=False, labelleft=False, bottom=False, labelbottom=False)
+    axes.tick_params(which="minor", left=False)
+    _strip(axes)
+
+
+def _many(counts: NDArray[np.int64], title: str, unit: str, inputs: _Inputs) -> Figure:
     num_clients, num_classes = counts.shape
+    subtitle = _subtitle(counts, unit)
+    if inputs is not None:
+        own, at_random = (found.mean() for found in inputs)
+        subtitle += f"; inputs {own:.2f} from all inputs (random split: {at_random:.2f})"
     counts = counts[_by_likeness(counts)]
     map_height = float(np.clip(0.3 * num_classes, 2.0, 6.5))
     width, height = 11.5, map_height + 2.2
@@ -150,7 +185,7 @@ def _many(counts: NDArray[np.int64], title: str, unit: str) -> Figure:
 
     bar = (1 - right + 0.15 / width, bottom, 0.13 / width, map_height / height)
     _colour_bar(figure, image, bar, unit)
-    _title(figure, left, title, _subtitle(counts, unit))
+    _title(figure, left, title, subtitle)
     return figure
 
 

@@ -6,12 +6,16 @@ Invariants: every shard's indices are within the arrays; names are unique, in as
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
+
+if TYPE_CHECKING:  # torch is not needed to describe data
+    from fedloom.client.torch.augment import Pipeline
 
 Indices = NDArray[np.int64]
 
@@ -21,12 +25,13 @@ class Examples:
     """Inputs and targets, one example per row.
 
     Attributes:
-        x: of any dtype, shape (N, …).
+        x: of any dtype, shape (N, …); rows of a file (`fedloom.simulation.data.mapped`) are read
+            when they are used.
         y: of any dtype, shape (N, …): class numbers, values, or the next token at each place.
     """
 
-    x: NDArray[np.generic]
-    y: NDArray[np.generic]
+    x: NDArray[np.generic] = field(repr=False)
+    y: NDArray[np.generic] = field(repr=False)
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -51,20 +56,28 @@ class Population:
         test: central test examples, which no client holds; None for none.
         num_classes: if targets are class numbers; None for others.
         flaws: descriptions of values that are not finite, from the source.
+        columns: names of the places of an input; empty if they have none.
+        class_names: names of classes 0, 1, …; empty if they have none.
+        transform: of inputs, in training and evaluation; None for none.
 
     Raises:
-        UsageError: a client without examples, names that repeat, or indices outside the examples.
+        UsageError: a client without examples, names that repeat, indices outside the examples, or
+            a transform that does not support the inputs.
     """
 
     examples: Examples
-    names: Sequence[str]
-    shards: Sequence[Indices]
-    held_out_shards: Sequence[Indices] | None = None
+    names: Sequence[str] = field(repr=False)
+    shards: Sequence[Indices] = field(repr=False)
+    held_out_shards: Sequence[Indices] | None = field(default=None, repr=False)
     test: Examples | None = None
     num_classes: int | None = None
     flaws: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    class_names: Sequence[str] = ()
+    transform: "Pipeline | None" = None
 
     def __post_init__(self) -> None:
+        _ = self.input_shape  # refuses a transform of other inputs
         if not self.names:
             raise UsageError("Expected at least one client, got none.")
         if list(self.names) != sorted(set(self.names)):
@@ -85,6 +98,14 @@ class Population:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input, as models get it."""
+        x, y = self.examples.x, self.examples.y
+        if self.transform is None:
+            return x.shape[1:]
+        return self.transform.output_shape(x.shape[1:], x.dtype.name, y.shape[1:])
 
     @property
     def sizes(self) -> NDArray[np.int64]:

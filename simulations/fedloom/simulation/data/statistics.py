@@ -10,11 +10,13 @@ Legend: C clients, K classes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
+from fedloom.simulation.data.feature_skew import distances
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.seeds import stream
 
@@ -39,6 +41,10 @@ class Statistics:
             to 1.
         total_variation_iid: the same for a random split into equal sizes; small clients differ even
             then.
+        feature_distance: mean distance of clients' inputs from all inputs
+            (`fedloom.simulation.data.feature_skew`), at least 0; None for tokens and inputs in
+            files.
+        feature_distance_iid: the same for a random split into equal sizes.
     """
 
     clients: int
@@ -52,6 +58,8 @@ class Statistics:
     median_effective_classes: float | None = None
     total_variation: float | None = None
     total_variation_iid: float | None = None
+    feature_distance: float | None = None
+    feature_distance_iid: float | None = None
 
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each statistic, as text."""
@@ -65,10 +73,17 @@ class Statistics:
                 else f"{self.min_size:,}, {self.median_size:,.0f}, {self.max_size:,}",
             ),
         ]
-        if self.classes is None:
-            return rows
+        if self.classes is not None:
+            rows += self._of_labels()
+        if self.feature_distance is not None:
+            rows += [
+                ("mean distance of inputs from all inputs", f"{self.feature_distance:.3f}"),
+                ("distance in a random split", f"{self.feature_distance_iid:.3f}"),
+            ]
+        return rows
+
+    def _of_labels(self) -> list[tuple[str, str]]:
         return [
-            *rows,
             ("classes", f"{self.classes:,}"),
             ("classes of the median client", f"{self.median_held_classes:g}"),
             ("entropy of the median client's labels", f"{self.median_entropy_bits:.2f} bits"),
@@ -97,9 +112,12 @@ def label_counts(population: Population) -> Counts:
             "the sizes."
         )
     y, num_classes = population.examples.y, population.num_classes
-    return np.stack(
-        [np.bincount(y[shard].ravel(), minlength=num_classes) for shard in population.shards]
-    )
+    return np.stack([_counted(y[shard], num_classes) for shard in population.shards])
+
+
+def _counted(y: NDArray[Any], num_classes: int) -> Counts:
+    classes = y.ravel()
+    return np.bincount(classes[classes >= 0], minlength=num_classes)  # others are no target
 
 
 def statistics(population: Population) -> Statistics:
@@ -116,6 +134,8 @@ def statistics(population: Population) -> Statistics:
     effective classes of the median client          9.73
     mean total variation from all labels            0.101
     the same for a random split                     0.096
+    mean distance of inputs from all inputs         0.101
+    distance in a random split                      0.095
     """
     sizes = population.sizes
     of_sizes = {
@@ -124,13 +144,19 @@ def statistics(population: Population) -> Statistics:
         "min_size": int(sizes.min()),
         "max_size": int(sizes.max()),
     }
+    inputs = distances(population)
+    own, at_random = (None, None) if inputs is None else (float(d.mean()) for d in inputs)
     median = float(np.median(sizes))
     if population.num_classes is None:
-        return Statistics(**of_sizes, median_size=median)
+        return Statistics(
+            **of_sizes, median_size=median, feature_distance=own, feature_distance_iid=at_random
+        )
     counts = label_counts(population)
     entropy = entropies(counts)
     return Statistics(
         **of_sizes,
+        feature_distance=own,
+        feature_distance_iid=at_random,
         median_size=median,
         classes=population.num_classes,
         median_held_classes=float(np.median(np.count_nonzero(counts, axis=1))),
@@ -161,4 +187,4 @@ def _dealt_at_random(population: Population) -> Counts:
     cuts = np.cumsum(population.sizes)[:-1]
     shuffled: Sequence[NDArray[np.int64]] = np.split(dealt, cuts)
     y, num_classes = population.examples.y, population.num_classes or 0
-    return np.stack([np.bincount(y[shard].ravel(), minlength=num_classes) for shard in shuffled])
+    return np.stack([_counted(y[shard], num_classes) for shard in shuffled])

@@ -29,7 +29,12 @@ TARGET = 0.02
 @click.option(
     "--keep", is_flag=True, help="Keep the server running at the end, to view its console."
 )
-def demo(data: str, data_dir: Path | None, out: Path, rounds: int | None, keep: bool) -> None:
+@click.option(
+    "--masked", is_flag=True, help="Hide each update: the server learns the sum of all, no more."
+)
+def demo(
+    data: str, data_dir: Path | None, out: Path, rounds: int | None, *, keep: bool, masked: bool
+) -> None:
     """Run a federation on this machine: a server, eight client processes, one model.
 
     Each client has its own skewed shard of the data. The federated model is compared with one
@@ -38,6 +43,7 @@ def demo(data: str, data_dir: Path | None, out: Path, rounds: int | None, keep: 
     \b
     Examples:
       fedloom demo
+      fedloom demo --masked
       fedloom demo --data mnist --data-dir ~/mnist
     """
     from dataclasses import replace  # noqa: PLC0415 - not needed for --help
@@ -54,7 +60,7 @@ def demo(data: str, data_dir: Path | None, out: Path, rounds: int | None, keep: 
             "--data mnist needs --data-dir, the folder of MNIST's IDX files; other data do not "
             "take it."
         )
-    settings = known.MNIST if data == "mnist" else known.DIGITS
+    settings = replace(known.MNIST if data == "mnist" else known.DIGITS, masked=masked)
     if rounds is not None:
         settings = replace(settings, rounds=rounds)
     play.play(population(settings, data_dir), settings, out.resolve(), Console(), keep=keep)

@@ -5,25 +5,21 @@ submitted run, an exported model.
 """
 
 import shutil
-import signal
 import sys
-import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console, Group
-from rich.live import Live
 from rich.rule import Rule
 from rich.text import Text
 from torch.nn import functional
 
-from fedloom.cli.connection.api_client import Control
 from fedloom.client.torch import TorchClient, load_file, parameters, save_file
 from fedloom.protocol.errors import UnavailableError
 from fedloom.simulation.data.population import Population
-from fedloom.simulation.demo import baselines, data, progress, report
+from fedloom.simulation.demo import baselines, data, report, secrecy
 from fedloom.simulation.demo.baselines import Baselines, tensors, training_task
 from fedloom.simulation.demo.client_main import SHARD
 from fedloom.simulation.demo.data import all_held_out, shape_of
@@ -31,7 +27,7 @@ from fedloom.simulation.demo.model import SmallCNN, build
 from fedloom.simulation.demo.picture import draw
 from fedloom.simulation.demo.report import DemoResult
 from fedloom.simulation.demo.settings import DemoSettings
-from fedloom.simulation.wire import federation
+from fedloom.simulation.wire import federation, progress
 from fedloom.simulation.wire.processes import LocalProcesses
 
 CLIENT = "fedloom.simulation.demo.client_main:client"
@@ -70,13 +66,14 @@ def play(
     with ExitStack() as stack:
         processes = stack.enter_context(LocalProcesses(folder, console))
         addresses = federation.start_server(processes)
-        _start_clients(processes, population, addresses["enrolment"])
+        _start_clients(processes, population, addresses["enrolment"], settings.policy)
         initial, model = folder / "initial.safetensors", folder / "model.safetensors"
         save_file(build(*shape_of(population), seed=settings.seed), initial)
         run = federation.submit(processes, settings.run, initial, NOTE)
-        status, seconds = _watch(processes, run, console)
+        status = federation.watch(processes, run, console)
         console.print()
         federation.export(processes, run, model)
+        seen = secrecy.seen(processes, status) if settings.masked else None
         if not keep:
             stack.pop_all().close()
         if status["state"] != "finished":
@@ -89,17 +86,15 @@ def play(
             num_held_out=len(all_held_out(population)),
             federated=_accuracies(population, settings, status, initial, model),
             baselines=compared,
-            federated_s=seconds,
+            federated_s=status["rounds"][-1]["closed_at"] - status["rounds"][0]["opened_at"],
         )
         draw(outcome, folder / "learning-curve.png")
         _conclude(outcome, model, population, console)
+        if seen is not None:
+            console.print(secrecy.table(seen))
+            console.print()
         _show_console(processes, f"{addresses['console']}/runs/{run}", console, keep=keep)
     return outcome
-
-
-def _link(processes: LocalProcesses) -> str:
-    link: str = Control(processes.server).post("login-links", body={"scope": "admin"})["url"]
-    return link
 
 
 def _show_console(processes: LocalProcesses, address: str, console: Console, *, keep: bool) -> None:
@@ -117,56 +112,24 @@ def _show_console(processes: LocalProcesses, address: str, console: Console, *, 
     console.print(
         Group(
             Text.assemble(("console         ", "dim"), address),
-            Text.assemble(("log in with     ", "dim"), _link(processes)),
+            Text.assemble(("log in with     ", "dim"), federation.login_link(processes)),
             Text.assemble(("or later with   ", "dim"), again),
             Text("The server and its clients keep running. Ctrl-C ends them.", "dim"),
         ),
         soft_wrap=True,
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends them too
-    with suppress(KeyboardInterrupt):
-        while True:
-            processes.check()
-            time.sleep(1.0)
+    federation.stay(processes)
 
 
-def _start_clients(processes: LocalProcesses, population: Population, server: str) -> None:
+def _start_clients(
+    processes: LocalProcesses, population: Population, server: str, policy: str
+) -> None:
     files = data.write(population, processes.folder / "shards")
-    enrolling = []
-    for number, name in enumerate(files):
-        where = ("--dir", str(processes.server))
-        invite = ("token", "create", "--client", name, *where)
-        if number == 0:
-            processes.show("fedloom", *invite)
-        token: str = processes.command(*invite, quiet=True)["tokens"][0]["token"]
-        target = ("--dir", str(processes.folder / name))
-        if number == 0:
-            shown = ("--server", server, "--token", f"{token[:16]}…")
-            processes.show("fedloom", "client", "enroll", *shown, *target)
-        enrolling.append(
-            processes.begin("client", "enroll", "--server", server, "--token", token, *target)
-        )
-    for process in enrolling:
-        processes.finish(process, "fedloom client enroll")
-    for number, (name, shard) in enumerate(files.items()):
-        config = processes.folder / name / "client.toml"
-        words = ("client", "run", CLIENT, "--config", str(config))
-        if number == 0:
-            more = f" &   … and {len(files) - 1} more"
-            processes.show("env", f"{SHARD}={shard}", "fedloom", *words, more=more)
-        processes.keep(name, "fedloom.cli.main", *words, **{SHARD: str(shard)})
-
-
-def _watch(processes: LocalProcesses, run: str, console: Console) -> tuple[dict[str, Any], float]:
-    """Show the run until it ends; returns its last status and the seconds of its rounds."""
-    begun = time.monotonic()
-    with Live(console=console, refresh_per_second=8) as live:
-        for status in federation.statuses(processes, run):
-            live.update(progress.render(status, elapsed_s=time.monotonic() - begun))
-            if status["state"] not in ("running", "paused"):
-                break
-    rounds = status["rounds"]
-    return status, rounds[-1]["closed_at"] - rounds[0]["opened_at"]
+    folders = {name: processes.folder / name for name in files}
+    federation.enrol(processes, folders, server)
+    for folder in folders.values() if policy else ():
+        (folder / "policy.toml").write_text(policy)
+    federation.start_clients(processes, CLIENT, folders, SHARD, files)
 
 
 def _accuracies(

@@ -24,6 +24,7 @@ class DemoSettings:
         batch_size: examples in a step.
         learning_rate: of plain gradient descent.
         seed: of the split, the shards, the initial weights and the order of the examples.
+        masked: whether the server gets the sum of the updates, and not one of them.
     """
 
     data: str
@@ -36,6 +37,14 @@ class DemoSettings:
     batch_size: int
     learning_rate: float
     seed: int = 0
+    masked: bool = False
+
+    @property
+    def policy(self) -> str:
+        """The policy.toml of each client; empty for none."""
+        if not self.masked:
+            return ""
+        return f"[masking]\nrequired = true\nmin_group = {self.num_clients}\n"
 
     @property
     def run(self) -> dict[str, Any]:
@@ -51,7 +60,13 @@ class DemoSettings:
                 "batch_size": self.batch_size,
                 "learning_rate": self.learning_rate,
             },
+            **({"masking": self._masking} if self.masked else {}),
         }
+
+    @property
+    def _masking(self) -> dict[str, Any]:
+        """One session of all clients; words of 64 bits have room for the usual bounds."""
+        return {"group": self.num_clients, "min_group": self.num_clients, "sum_bits": 64}
 
     def __post_init__(self) -> None:
         for name in ("num_clients", "rounds", "epochs", "batch_size"):

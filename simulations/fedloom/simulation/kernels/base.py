@@ -19,6 +19,7 @@ from fedloom.protocol.updates.compression import Scheme
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.training.attacks import Attack
 from fedloom.strategies import Adapters, ClientRule, Personal, RoundSettings
+from fedloom.strategies.masking.settings import Masking
 
 Params: TypeAlias = Mapping[str, NDArray[Any]]
 
@@ -51,7 +52,9 @@ class RoundTask:
         attackers: their indices in the population.
         personal: the tensors that stay with each client.
         adapters: what is averaged of low-rank adapters.
+        own_code: whether the clients' own code decides what they send.
         guard: clips updates and adds noise for privacy; None without privacy.
+        masking: of masked sums; None without [masking].
     """
 
     run: str
@@ -71,8 +74,10 @@ class RoundTask:
     spool: str = ""
     attack: Attack | None = None
     attackers: frozenset[int] = frozenset()
+    own_code: bool = False
     personal: Personal = field(default_factory=Personal)
     adapters: Adapters = field(default_factory=Adapters)
+    masking: Masking | None = None
 
     @property
     def remembers(self) -> bool:
@@ -87,8 +92,9 @@ class RoundTask:
 
     @property
     def sizes_vary(self) -> bool:
-        """Whether the bytes of an update depend on its values."""
-        return self.train and self.compression is not None and self.compression.codec.varies
+        """Whether the bytes of an update depend on its values, or on the clients' own code."""
+        of_codec = self.compression is not None and self.compression.codec.varies
+        return self.train and self.masking is None and (of_codec or self.own_code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +106,14 @@ class ClientJob:
         seed: of its random numbers in this round, from 0 to 2^63 − 1.
         memory_round: the last committed round with its update; 0 for none.
         most_steps: steps that its device takes within `time_budget_s`; 0 for no limit.
+        members: of its masking session; 0 without.
     """
 
     client: int
     seed: int
     memory_round: int = 0
     most_steps: int = 0
+    members: int = 0
 
 
 def asked_of(task: RoundTask, job: ClientJob, client: str, local: RuleContext) -> Task:
@@ -126,17 +134,34 @@ def asked_of(task: RoundTask, job: ClientJob, client: str, local: RuleContext) -
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """Outputs of a model and the targets.
+
+    Attributes:
+        start: place of the first example.
+        outputs: shape (N, …).
+        targets: shape (N, …).
+    """
+
+    start: int
+    outputs: NDArray[Any]
+    targets: NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measurement:
     """Means over examples.
 
     Attributes:
         num_examples: number of examples.
-        metrics: `loss`, and `accuracy` if targets are class numbers.
+        metrics: `loss`, `accuracy` if targets are class numbers, and the experiment's own.
+        scores: of test examples, for metrics of all of them; None if not needed.
     """
 
     num_examples: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    scores: Scores | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from torch.func import grad_and_value, vmap
 from fedloom.client.torch import batches, loop
 from fedloom.client.training.length import num_steps
 from fedloom.protocol.updates.message import TensorPart
+from fedloom.simulation.data.mapped import MappedRows
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels.base import ClientJob, ClientOutcome, Measurement, Params, RoundTask
 from fedloom.simulation.kernels.batchable import why_not
@@ -40,7 +41,7 @@ _COPIES = 4
 class Batched(OnModel):
     """Trains groups of clients at once, by plain gradient descent."""
 
-    follows: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
+    follows: ClassVar[frozenset[str]] = frozenset({"clip_norm", "engine.precision"})
 
     def prepare(self) -> None:
         """Stack nothing yet: split the model into trained and fixed tensors."""
@@ -67,6 +68,10 @@ class Batched(OnModel):
             return f"batched keeps no memory, as the client rule {rule.name!r} needs"
         if per_place(loss) is None:
             return "batched supports only the losses cross_entropy and mse"
+        if population is not None and population.transform is not None:
+            return "batched does not support data.transform"
+        if population is not None and isinstance(population.examples.x, MappedRows):
+            return "batched keeps all inputs in memory, and these are mapped"
         return why_not(model, population)
 
     def work(

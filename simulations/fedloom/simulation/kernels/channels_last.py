@@ -8,6 +8,8 @@ Invariant: updates have the shapes, batches and metrics of `resident`; values di
 rounding.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -41,6 +43,8 @@ _LAYERS = (
 
 class ChannelsLast(Resident):
     """Trains `nn.Sequential` networks of convolutions with autograd and any optimizer."""
+
+    follows: ClassVar[frozenset[str]] = Resident.follows - {"engine.precision"}
 
     def prepare(self) -> None:
         """Make the direct form of the model for plain gradient descent."""

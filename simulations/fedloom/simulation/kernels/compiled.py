@@ -89,8 +89,7 @@ class Compiled(Resident):
         pull = task.rule.mu if isinstance(task.rule, FedProx) else 0.0
         anchors = [param.clone() for param in self._params] if pull else []
         lr, mu = (torch.tensor(n, device=self.device) for n in (settings.learning_rate, pull))
-        own = batches.examples(self.holdings.train(job.client))
-        drawn = batches.training(own, settings, job.seed)
+        drawn = batches.training(self.holdings.source(job.client), settings, job.seed)
         totals = loop.MetricSums()
         self.model.train()
         with loop.seeded(job.seed, self.device):

@@ -83,10 +83,11 @@ class Fused(OneByOne):
         steps = num_steps(size, settings)
         totals = loop.MetricSums()
         x, y = self.holdings.train(job.client, torch.arange(0))
-        for order in _orders(size, steps, settings.batch_size, job.seed):
+        for epoch, order in enumerate(_orders(size, steps, settings.batch_size, job.seed)):
             if order is not None or not len(y):
                 x, y = self.holdings.train(job.client, order)
-            scores = self._pass(x.flatten(1), y, settings, 1 - pull)
+            inputs = self.holdings.augmented(job.client, x, (job.seed, epoch), order)
+            scores = self._pass(inputs.flatten(1), y, settings, 1 - pull)
             totals.add(cross_entropy(scores, y), scores, y)
         return totals, self.state.parts()
 
@@ -232,9 +233,10 @@ def _orders(num_examples: int, steps: int, batch_size: int, seed: int) -> Iterat
 def _fits(links: Sequence[chain.Link], population: Population) -> str:
     """Why the data does not fit the chain; empty if it does."""
     x, y = population.examples.x, population.examples.y
+    shape = population.input_shape
     wide, classes = links[0].linear.in_features, links[-1].linear.out_features
-    if np.prod(x.shape[1:]) != wide or (x.ndim != 2 and not links[0].flattened):
-        return f"inputs have shape {x.shape[1:]} and the first layer takes ({wide},)"
+    if np.prod(shape) != wide or (len(shape) != 1 and not links[0].flattened):
+        return f"inputs have shape {shape} and the first layer takes ({wide},)"
     dtype = str(links[0].linear.weight.dtype).removeprefix("torch.")
     if x.dtype.name != dtype:
         return f"inputs are {x.dtype} and the model is {dtype}"

@@ -7,7 +7,8 @@ Invariant: one client's examples are gathered at a time, so memory does not grow
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, TypeAlias
 
 import torch
@@ -19,8 +20,16 @@ from fedloom.client.training.client_rule import RuleContext
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.data.population import Population
-from fedloom.simulation.kernels.base import ClientJob, ClientOutcome, Measurement, Params, RoundTask
+from fedloom.simulation.kernels.base import (
+    ClientJob,
+    ClientOutcome,
+    Measurement,
+    Params,
+    RoundTask,
+    Scores,
+)
 from fedloom.simulation.kernels.holdings import Holdings
+from fedloom.simulation.kernels.metrics import Metric, Recorded, measured, of_clients
 from fedloom.simulation.kernels.state import ModelState
 from fedloom.strategies import ClientRule, Plain
 
@@ -38,6 +47,7 @@ class OnModel:
         device: to compute on. On the CPU set torch to one thread first: more may change the last
             bits.
         optimizer: called with (params, lr=…) for each client; None for plain gradient descent.
+        metrics: more to measure in evaluations, by name.
 
     Raises:
         UsageError: the kernel does not support the model, loss or optimizer.
@@ -53,6 +63,8 @@ class OnModel:
         population: Population,
         device: torch.device,
         optimizer: loop.MakeOptimizer | None = None,
+        *,
+        metrics: Mapping[str, Metric] | None = None,
     ) -> None:
         if reason := self.carries(model, loss, Plain(), optimizer, population):
             raise UsageError(
@@ -62,6 +74,7 @@ class OnModel:
         self.model = model.to(device)
         self.loss = loss
         self.optimizer = optimizer
+        self.metrics = metrics or {}
         self.device = device
         self.holdings = Holdings(population, device)
         self.names = population.names
@@ -90,7 +103,8 @@ class OnModel:
     def evaluate(self, params: Params, start: int, stop: int) -> Measurement:
         """Evaluate test examples; see `Kernel.evaluate`."""
         self.state.receive(params)
-        return self._measured(self.holdings.test(start, stop))
+        found, scores = self._measured(self.holdings.test(start, stop), start)
+        return replace(found, scores=scores)
 
     @classmethod
     def lacks(cls, special: Sequence[str]) -> str:
@@ -111,13 +125,23 @@ class OnModel:
 
     def evaluated(self, client: int) -> Measurement:
         """Evaluate the current model on a client's held-out examples."""
-        return self._measured(self.holdings.held_out(client))
+        found, scores = self._measured(self.holdings.held_out(client))
+        if scores is None:
+            return found
+        of = f"the held-out examples of {self.names[client]}"
+        more = measured(of_clients(self.metrics), scores, found.metrics["loss"], of)
+        return replace(found, metrics={**found.metrics, **more})
 
-    def _measured(self, examples: batches.ExampleSource | None) -> Measurement:
+    def _measured(
+        self, examples: batches.ExampleSource | None, start: int = 0
+    ) -> tuple[Measurement, Scores | None]:
+        """The measurement, and the scores if there are metrics that need them."""
         if examples is None:
-            return Measurement()
-        totals = loop.measure(self.model, batches.in_order(examples), self.loss)
-        return Measurement(num_examples=totals.num_examples, metrics=totals.metrics())
+            return Measurement(), None
+        loss = Recorded(self.loss) if self.metrics else self.loss
+        totals = loop.measure(self.model, batches.in_order(examples), loss)
+        found = Measurement(num_examples=totals.num_examples, metrics=totals.metrics())
+        return found, loss.scores(start) if isinstance(loss, Recorded) else None
 
 
 class OneByOne(OnModel, ABC):
@@ -159,5 +183,5 @@ class OneByOne(OnModel, ABC):
     def _settle(self, job: ClientJob, task: RoundTask, local: RuleContext, params: Params) -> None:
         """If there are several models, choose the one that fits the client best."""
         if task.rule.picks:
-            examples = batches.examples(self.holdings.train(job.client))
+            examples = self.holdings.source(job.client)
             cluster_choice.settle_on(self.model, examples, self.loss, params, task.rule, local)

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import nn
 
 from fedloom.client.agent.task_run import differences
-from fedloom.client.torch import batches, local_training, loop
+from fedloom.client.torch import local_training, loop
 from fedloom.client.torch.adapters import scales
 from fedloom.client.torch.narrow import Narrow, narrowed
 from fedloom.client.torch.stopping import never
@@ -26,6 +26,7 @@ class Resident(OneByOne):
 
     follows: ClassVar[frozenset[str]] = frozenset(
         {
+            "engine.precision",
             *("personal.keep", "personal.name", "adapters.aggregate", "adapters.scale"),
             *(field.name for field in fields(PartialWork)),
         }
@@ -65,7 +66,7 @@ class Resident(OneByOne):
             should_stop=never,
             most_steps=job.most_steps,
         )
-        examples = batches.examples(self.holdings.train(job.client))
+        examples = self.holdings.source(job.client)
         return local_training.train(
             module, examples, self.loss, optimizer or self.optimizer or loop.SGD, asked
         )

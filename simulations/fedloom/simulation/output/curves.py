@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fedloom.simulation.output.history import RoundRecord
 from fedloom.simulation.output.words import is_share
@@ -52,10 +53,12 @@ class Milestone:
         round: its number.
         wall_s: seconds of computing until then, over all processes of the simulation.
         virtual_s: the virtual clock then; None without devices.
+        moved_bytes: both ways until then.
     """
 
     value: float
     round: int
+    moved_bytes: int
     wall_s: float
     virtual_s: float | None
 
@@ -90,6 +93,8 @@ class RunTotals:
         wall_s: seconds of the rounds, over all processes of the simulation.
         virtual_s: the virtual clock at the end; None without devices.
         clients_per_s: accepted updates per second of the rounds' wall time.
+        bytes_down: that clients downloaded.
+        bytes_up: that clients uploaded.
     """
 
     rounds: int
@@ -100,6 +105,8 @@ class RunTotals:
     wall_s: float
     virtual_s: float | None
     clients_per_s: float
+    bytes_down: int
+    bytes_up: int
 
 
 def totals(records: Sequence[RoundRecord]) -> RunTotals:
@@ -115,6 +122,8 @@ def totals(records: Sequence[RoundRecord]) -> RunTotals:
         wall_s=(wall_times(records) or [0.0])[-1],
         virtual_s=records[-1].virtual_s if records else None,
         clients_per_s=clients / round_s if round_s > 0 else 0.0,
+        bytes_down=sum(record.bytes_down for record in records),
+        bytes_up=sum(record.bytes_up for record in records),
     )
 
 
@@ -169,8 +178,12 @@ def values_of(record: RoundRecord, source: str) -> dict[str, float]:
     return dict(getattr(record, source))
 
 
+Over = Literal["round", "virtual time", "bytes"]
+"""What a curve is drawn over: rounds, seconds of the virtual clock, or bytes both ways so far."""
+
+
 def series(
-    records: Sequence[RoundRecord], source: str, metric: str, *, virtual: bool = False
+    records: Sequence[RoundRecord], source: str, metric: str, *, over: Over = "round"
 ) -> list[Point]:
     """A metric's curve.
 
@@ -178,12 +191,14 @@ def series(
         records: all rounds.
         source: a key of SOURCES.
         metric: its name.
-        virtual: over seconds of the virtual clock instead of rounds.
+        over: the horizontal axis.
     """
     points = []
+    moved = 0
     for record in records:
+        moved += record.bytes_down + record.bytes_up
         value = values_of(record, source).get(metric)
-        x = record.virtual_s if virtual else record.round
+        x = {"round": record.round, "virtual time": record.virtual_s, "bytes": moved}[over]
         if value is not None and x is not None:
             points.append((float(x), value if abs(value) < _HUGE else math.nan))
     return points
@@ -243,6 +258,14 @@ def _ordinal(share: str) -> str:
     return {1: "st", 2: "nd", 3: "rd"}.get(int(number) % 10, "th")
 
 
+def axes_of(records: Sequence[RoundRecord]) -> list[Over]:
+    """What the curves of these rounds can be drawn over."""
+    found: list[Over] = ["round"]
+    if any(record.bytes_down + record.bytes_up for record in records):
+        found.append("bytes")
+    return [*found, "virtual time"] if has_virtual_time(records) else found
+
+
 def has_virtual_time(records: Iterable[RoundRecord]) -> bool:
     """Whether devices were modelled."""
     return any(record.virtual_s is not None for record in records)
@@ -270,12 +293,18 @@ def milestones(
         return []
     found: list[Milestone] = []
     left = list(_MILESTONES)
+    moved = 0
     for record, wall_s in zip(records, wall_times(records), strict=True):
+        moved += record.bytes_down + record.bytes_up
         value = values_of(record, source).get(metric, math.nan)
         while left and value >= left[0]:
             found.append(
                 Milestone(
-                    value=left.pop(0), round=record.round, wall_s=wall_s, virtual_s=record.virtual_s
+                    value=left.pop(0),
+                    round=record.round,
+                    moved_bytes=moved,
+                    wall_s=wall_s,
+                    virtual_s=record.virtual_s,
                 )
             )
     # Of several in one round only the highest is kept.

@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 
 from fedloom.simulation.output import curves, words
 from fedloom.simulation.output.history import RoundRecord
-from fedloom.simulation.output.scales import AxisScale, time_ticks, time_unit, whole_ticks
+from fedloom.simulation.output.scales import (
+    AxisScale,
+    byte_ticks,
+    byte_unit,
+    time_ticks,
+    time_unit,
+    whole_ticks,
+)
 
 WIDTH, HEIGHT = 1000.0, 500.0
 """Of the SVG's coordinates, before the frame stretches them."""
@@ -86,31 +93,31 @@ class Chart:
 def metric_charts(records: Sequence[RoundRecord]) -> list[Chart]:
     """Every metric by round, and by virtual time if devices were modelled; shares first."""
     names = {name for source in curves.SOURCES for name in curves.metric_names(records, source)}
-    virtual = (False, True)[: 1 + curves.has_virtual_time(records)]
+    axes = curves.axes_of(records)
     ordered = sorted(names, key=lambda name: (name != "accuracy", not words.is_share(name), name))
-    drawn = [_metric_chart(records, name, virtual=over) for name in ordered for over in virtual]
+    drawn = [_metric_chart(records, name, over) for name in ordered for over in axes]
     drawn += [_spread_chart(records, name) for name in ordered]
     return [chart for chart in drawn if chart]
 
 
-def _metric_chart(records: Sequence[RoundRecord], metric: str, *, virtual: bool) -> Chart | None:
-    found = {s: curves.series(records, s, metric, virtual=virtual) for s in curves.SOURCES}
+def _metric_chart(records: Sequence[RoundRecord], metric: str, over: curves.Over) -> Chart | None:
+    found = {s: curves.series(records, s, metric, over=over) for s in curves.SOURCES}
     found = {source: points for source, points in found.items() if points}
     every = [point for points in found.values() for point in points]
     if not every:
         return None
     high = max(x for x, _ in every)
     scale = AxisScale.of([y for _, y in every], metric)
-    axis = _time_axis(high) if virtual else _round_axis(records)
+    axis = _axis(over, high, records)
     thin = {source: curves.thinned(points) for source, points in found.items()}
     return Chart(
-        title=f"{metric} by {'virtual time' if virtual else 'round'}",
+        title=f"{metric} by {over}",
         x_name=axis.name,
         x_labels=axis.labels,
         y_labels=tuple((100 * scale.place(tick), scale.label(tick)) for tick in scale.ticks),
         lines=tuple(_line(s, points, metric, axis, scale) for s, points in thin.items()),
         note=_divergence(found, metric),
-        hover=_hover(thin, metric, axis, scale, virtual=virtual),
+        hover=_hover(thin, metric, axis, scale, over),
     )
 
 
@@ -132,7 +139,7 @@ def _spread_chart(records: Sequence[RoundRecord], metric: str) -> Chart | None:
             for line in (_line(s, points, metric, axis, scale) for s, points in medians.items())
         ),
         areas=tuple(_band(s, band, metric, axis, scale) for s, band in bands.items()),
-        hover=_hover(medians, metric, axis, scale, virtual=False),
+        hover=_hover(medians, metric, axis, scale, "round"),
     )
 
 
@@ -221,6 +228,20 @@ def _time_axis(high_s: float) -> _Axis:
     return _Axis(0.0, high_s or 1.0, f"virtual time ({unit})", ticks)
 
 
+def _byte_axis(high: float) -> _Axis:
+    size, unit = byte_unit(high)
+    ticks = byte_ticks(high)
+    return _Axis(
+        0.0, high or 1.0, f"bytes up and down ({unit})", tuple((t, f"{t / size:g}") for t in ticks)
+    )
+
+
+def _axis(over: curves.Over, high: float, records: Sequence[RoundRecord]) -> _Axis:
+    if over == "round":
+        return _round_axis(records)
+    return _time_axis(high) if over == "virtual time" else _byte_axis(high)
+
+
 def _line(
     source: str, points: Sequence[curves.Point], metric: str, axis: _Axis, scale: AxisScale
 ) -> ChartLine:
@@ -291,8 +312,7 @@ def _hover(
     metric: str,
     axis: _Axis,
     scale: AxisScale,
-    *,
-    virtual: bool,
+    over: curves.Over,
 ) -> str:
     """Columns of [percent, heading, [[name, text], …], [percent from below, …]] by x."""
     columns: dict[float, list[tuple[str, float]]] = {}
@@ -303,10 +323,16 @@ def _hover(
         [
             [
                 round(axis.percent(x), 2),
-                words.duration(x) if virtual else f"round {x:,.0f}",
+                _heading(x, over),
                 [[curves.SOURCES[source], words.metric(metric, y)] for source, y in values],
                 [round(100 * scale.place(y), 2) for _, y in values if math.isfinite(y)],
             ]
             for x, values in sorted(columns.items())
         ]
     )
+
+
+def _heading(x: float, over: curves.Over) -> str:
+    if over == "round":
+        return f"round {x:,.0f}"
+    return words.duration(x) if over == "virtual time" else words.size(x)

@@ -6,7 +6,7 @@ canvases, never pyplot: the figures of a notebook or a server stay as they are.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -14,7 +14,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from fedloom.protocol.atomic_files import drafted
-from fedloom.simulation.output.scales import AxisScale, time_ticks, time_unit, whole_ticks
+from fedloom.simulation.output.scales import (
+    AxisScale,
+    byte_ticks,
+    byte_unit,
+    time_ticks,
+    time_unit,
+    whole_ticks,
+)
 from fedloom.simulation.output.words import shortened
 
 INK, GREY, LINE = "#222222", "#6E6E6E", "#E3E3E3"
@@ -35,9 +42,9 @@ def canvas(width: float, height: float, layout: str | None = "constrained") -> F
 def panels(
     title: str, width: float, height: float, *,
     rows: int = 1, columns: int = 1, title_size: float = 15, label_size: float = 12,
-    grid: str = "y",
+    grid: str = "y", share: bool | Literal["row"] = True,
 ) -> tuple[Figure, list[Axes]]:  # fmt: skip
-    """A figure with a title over panels that share their vertical axis.
+    """A figure with a title over panels.
 
     Args:
         title: shortened where it is wider than the figure.
@@ -48,6 +55,7 @@ def panels(
         title_size: in points.
         label_size: of the labels of ticks, in points.
         grid: the axis that has grid lines, `x` or `y`.
+        share: whether the panels, or those of each `row`, share their vertical axis.
     """
     figure = canvas(width, height)
     most = int(_TITLE_LETTERS * width * 15 / title_size)
@@ -55,7 +63,7 @@ def panels(
         as_text(shortened(title, most)), x=0.01, ha="left", fontsize=title_size,
         fontweight="bold", color=INK,
     )  # fmt: skip
-    drawn: Any = figure.subplots(rows, columns, squeeze=False, sharey=True).flat
+    drawn: Any = figure.subplots(rows, columns, squeeze=False, sharey=share).flat
     for axes in (found := list(drawn)):
         style(axes, label_size)
         axes.xaxis.label.set_fontsize(label_size + 1)
@@ -110,12 +118,23 @@ def draw_seconds(axes: Axes, longest_s: float, name: str) -> None:
     axes.set_xlabel(f"{name} ({unit})", color=INK)
 
 
-def draw_legend(axes: Axes, columns: int) -> None:
-    """Draw the legend below the panel."""
-    axes.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, frameon=False, fontsize=11,
-        handlelength=2.2, labelcolor=INK,
+def draw_bytes(axes: Axes, most: float, name: str) -> None:
+    """Draw ticks of bytes on the horizontal axis, in the binary unit that suits the most."""
+    size, unit = byte_unit(most)
+    ticks = byte_ticks(most)
+    axes.set_xticks(ticks, [f"{tick / size:g}" for tick in ticks])
+    axes.set_xlabel(f"{name} ({unit})" if unit != name else name, color=INK)
+
+
+def draw_legend(axes: Axes, columns: int, title: str = "") -> None:
+    """Draw the legend below the panel and its labels, its title above the entries."""
+    assert axes.figure is not None
+    drawn = axes.figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns,
+        frameon=False, fontsize=11, handlelength=2.2, labelcolor=INK, title=as_text(title),
+        title_fontsize=10.5,
     )  # fmt: skip
+    drawn.get_title().set_color(GREY)
 
 
 def as_text(text: str) -> str:

@@ -6,6 +6,7 @@
     environment.json     machine and versions
     metrics.jsonl, .csv  a line for each round, written as it ends
     model.safetensors    the last model
+    best.safetensors     the best model by [best], if clients evaluated one
     plots/, report.html  see plots and report
 
 Invariants: a folder with other files is refused before anything is written, and so is one that
@@ -15,7 +16,7 @@ appears twice.
 
 import fcntl
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -25,11 +26,15 @@ from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.settings import dotted, toml
 from fedloom.protocol.tensors.container import write_file
+from fedloom.simulation.output import words
 from fedloom.simulation.output.environment import describe
 from fedloom.simulation.output.history import RoundRecord
 from fedloom.simulation.output.metrics import Metrics
 
 MARKER = "simulation.json"
+MODEL, BEST = "model.safetensors", "best.safetensors"
+"""The last model, and the best one."""
+_RESOLVED = "resolved.json"
 _LOCK = ".lock"
 _DRAFTS = f".{MARKER}."
 _HARMLESS = {_LOCK, ".DS_Store", ".gitkeep", ".gitignore"}
@@ -71,32 +76,47 @@ class OutputFolder:
             raise
         self.resumed = bool(self._metrics.records())
 
-    def configure(
-        self,
-        given: str | Mapping[str, Any],
-        resolved: Mapping[str, Any],
-        *,
-        may_differ: Collection[str] = MAY_DIFFER,
-    ) -> None:
+    def check(self, resolved: Mapping[str, Any]) -> None:
+        """Refuse other settings than those of the rounds in the folder; writes nothing.
+
+        Args:
+            resolved: every setting with its value, in plain values.
+
+        Raises:
+            UsageError: settings differ that are not among `MAY_DIFFER`.
+        """
+        path = self.path / _RESOLVED
+        if self.resumed and path.exists():
+            before = json.loads(path.read_text(encoding="utf-8"))
+            _same(self.path, before, json.loads(_json(resolved)))
+
+    def configure(self, given: str | Mapping[str, Any], resolved: Mapping[str, Any]) -> None:
         """Write the configuration and the environment.
 
         Args:
             given: the text of the TOML file, or the settings.
             resolved: every setting with its value, in plain values.
-            may_differ: top-level settings that may differ from those in the folder.
 
         Raises:
-            UsageError: other settings differ from those in the folder.
+            UsageError: as `check`.
         """
-        settings = json.loads(_json(resolved))
-        path = self.path / "resolved.json"
-        if self.resumed and path.exists():
-            _same(self.path, json.loads(path.read_text(encoding="utf-8")), settings, may_differ)
+        self.check(resolved)
         text = given if isinstance(given, str) else toml.dumps(given)
         write_whole(self.path / "config.toml", text)
-        write_whole(path, _json(resolved))
+        write_whole(self.path / _RESOLVED, _json(resolved))
         write_whole(self.path / "environment.json", _json(describe()))
-        self._mark(name=str(settings.get("name", "")), state="running")
+        self._mark(name=str(resolved.get("name", "")), state="running")
+
+    def note_changes(self, changes: Sequence[str], rounds: int) -> None:
+        """Record changes of code, examples or initial values that the user accepted.
+
+        Args:
+            changes: in words.
+            rounds: done before them.
+        """
+        if changes:
+            noted = {"after_rounds": rounds, "changed": list(changes)}
+            self._mark(changes=[*self._marker.get("changes", ()), noted])
 
     def append(self, record: RoundRecord) -> None:
         """Write a round that has ended; it is flushed at once."""
@@ -120,18 +140,22 @@ class OutputFolder:
         return records
 
     def write_model(
-        self, params: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | None = None
+        self,
+        params: Mapping[str, NDArray[Any]],
+        dtypes: Mapping[str, str] | None = None,
+        name: str = MODEL,
     ) -> str:
-        """Write the model durably and atomically.
+        """Write a model durably and atomically.
 
         Args:
             params: arrays by name.
             dtypes: the container's dtypes by name, if they differ from the arrays' dtypes.
+            name: of the file.
 
         Returns:
             The file's SHA-256, lower-case hex.
         """
-        return write_file(self.path / "model.safetensors", params, dtypes)
+        return write_file(self.path / name, params, dtypes)
 
     def finish(self, *, rounds: int, stopped: str = "") -> None:
         """Mark the folder as complete.
@@ -182,7 +206,7 @@ def _inspect(path: Path, *, resume: bool) -> dict[str, Any]:
         )
     if not resume and _holds_rounds(path):
         raise UsageError(
-            f"{path} already holds {_summary(marker)}. Continue it with --resume, or choose "
+            f"{path} already holds {_summary(marker)}. Continue it with {words.RESUME}, or choose "
             "another folder."
         )
     return marker
@@ -221,14 +245,12 @@ def _lock(path: Path) -> IO[str]:
     return file
 
 
-def _same(
-    path: Path, before: Mapping[str, Any], now: Mapping[str, Any], may_differ: Collection[str]
-) -> None:
+def _same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     was, is_ = dict(dotted(before)), dict(dotted(now))
     if "sum_bits" in is_:  # folders from before exact sums do not name it, and have those of 64
         was.setdefault("sum_bits", 64)
     for name in sorted(was.keys() | is_.keys()):
-        if was.get(name) != is_.get(name) and name.split(".")[0] not in may_differ:
+        if was.get(name) != is_.get(name) and name.split(".")[0] not in MAY_DIFFER:
             raise UsageError(
                 f"The experiment in {path} has {name} = {json.dumps(was.get(name))}, not "
                 f"{json.dumps(is_.get(name))}. Restore the setting to resume, or choose another "

@@ -28,6 +28,9 @@ _BASE = (
         "staleness",
         "bytes_down",
         "bytes_up",
+        "total_bytes",
+        "train_passes",
+        "eval_passes",
         "virtual_s",
         "wall_s",
         "round_wall_s",
@@ -90,22 +93,27 @@ def read(path: Path) -> list[RoundRecord]:
 
 
 def row(record: RoundRecord) -> dict[str, str]:
+    """A round by column of the table, as text; values that were not measured are omitted."""
+    return {name: _cell(value) for name, value in values(record).items()}
+
+
+def values(record: RoundRecord) -> dict[str, Any]:
     """A round by column of the table; values that were not measured are omitted."""
-    values: dict[str, Any] = {name: getattr(record, name, None) for name in _BASE}
-    values["balance"] = balance(record)
+    found: dict[str, Any] = {name: getattr(record, name, None) for name in _BASE}
+    found["balance"] = balance(record)
     for group in _GROUPS:
-        found: Mapping[str, float] = getattr(record, group)
-        values |= {f"{group}.{name}": value for name, value in found.items()}
+        measured: Mapping[str, float] = getattr(record, group)
+        found |= {f"{group}.{name}": value for name, value in measured.items()}
         spread = record.spread.get(group, {})
-        values[f"{group}.disagree"] = " ".join(spread.get("disagree", ()))
+        found[f"{group}.disagree"] = " ".join(spread.get("disagree", ()))
         quantiles = spread.get("quantiles", {})
         for name, shares in quantiles.items():
-            values |= {f"{group}.{name}.q{share}": value for share, value in shares.items()}
+            found |= {f"{group}.{name}.q{share}": value for share, value in shares.items()}
     if record.epsilon is not None:
-        values["privacy.epsilon"] = record.epsilon
+        found["privacy.epsilon"] = record.epsilon
     if record.underflow is not None:
-        values["sum.underflow"] = record.underflow
-    return {name: _cell(value) for name, value in values.items() if value not in (None, "")}
+        found["sum.underflow"] = record.underflow
+    return {name: value for name, value in found.items() if value not in (None, "")}
 
 
 def columns(names: Iterable[str]) -> list[str]:
@@ -142,14 +150,14 @@ class Metrics:
         """Add a round to both files and flush them."""
         self._lines.write(to_line(record))
         self._lines.flush()
-        values = row(record)
-        if not values.keys() <= set(self._columns):
+        cells = row(record)
+        if not cells.keys() <= set(self._columns):
             self._table.close()
             with self._table_path.open(encoding="utf-8", newline="") as file:
                 rows = list(csv.DictReader(file))
-            self._rewrite_table([*rows, values])
+            self._rewrite_table([*rows, cells])
             return
-        self._table.write(_csv([self._listed(values)]))
+        self._table.write(_csv([self._listed(cells)]))
         self._table.flush()
 
     def close(self) -> None:

@@ -32,6 +32,11 @@ _PHASE_COLORS = {
     "refused": INK,
     "lost": figures.PINK,
 }
+_TAILS: dict[curves.Over, str] = {
+    "round": "",
+    "bytes": "-by-bytes",
+    "virtual time": "-by-virtual-time",
+}
 _MAX_COLUMNS = 120
 _MAX_WORKERS = 24
 
@@ -45,15 +50,15 @@ def draw_all(records: Sequence[RoundRecord], folder: Path, *, name: str = "") ->
         name: of the experiment, for titles.
 
     Returns:
-        The files: `METRIC.png` for every metric; `METRIC-by-virtual-time.png` if devices were
-        modelled; `METRIC-over-clients.png` if quantiles were kept; `clients.png`; `workers.png`.
+        The files: `METRIC.png` and `METRIC-by-bytes.png` for every metric;
+        `METRIC-by-virtual-time.png` if devices were modelled; `METRIC-over-clients.png` if
+        quantiles were kept; `clients.png`; `workers.png`.
     """
     metrics = sorted({m for source in curves.SOURCES for m in curves.metric_names(records, source)})
-    times = ("", "-by-virtual-time")[: 1 + curves.has_virtual_time(records)]
     drawn = [
-        (file_stem(m) + tail, metric_figure(records, m, virtual=bool(tail), name=name))
+        (file_stem(m) + _TAILS[over], metric_figure(records, m, over=over, name=name))
         for m in metrics
-        for tail in times
+        for over in curves.axes_of(records)
     ]
     drawn += [
         (f"{file_stem(m)}-over-clients", spread_figure(records, m, name=name)) for m in metrics
@@ -77,14 +82,14 @@ def file_stem(metric: str) -> str:
 
 
 def metric_figure(
-    records: Sequence[RoundRecord], metric: str, *, virtual: bool = False, name: str = ""
+    records: Sequence[RoundRecord], metric: str, *, over: curves.Over = "round", name: str = ""
 ) -> Figure | None:
-    """A metric by round or by virtual time, one line for each source.
+    """A metric by round, by bytes or by virtual time, one line for each source.
 
     Returns:
         None if the metric was never measured.
     """
-    lines = {s: curves.series(records, s, metric, virtual=virtual) for s in curves.SOURCES}
+    lines = {s: curves.series(records, s, metric, over=over) for s in curves.SOURCES}
     lines = {source: points for source, points in lines.items() if points}
     if not lines:
         return None
@@ -92,7 +97,7 @@ def metric_figure(
     for source, points in lines.items():
         _draw_line(axes, curves.thinned(points, 2000), source, words.metric(metric, points[-1][1]))
     every = [point for points in lines.values() for point in points]
-    _finish(axes, every, metric, virtual=virtual)
+    _finish(axes, every, metric, over)
     return figure
 
 
@@ -118,7 +123,7 @@ def spread_figure(records: Sequence[RoundRecord], metric: str, *, name: str = ""
             last = words.metric(metric, band.middles[-1][1])
             _draw_line(axes, band.middles, source, last, "median, ")
     every = [point for band in bands.values() for point in (*band.lows, *band.highs)]
-    _finish(axes, every, metric, virtual=False)
+    _finish(axes, every, metric, "round")
     return figure
 
 
@@ -190,10 +195,13 @@ def _draw_line(
     )  # fmt: skip
 
 
-def _finish(axes: Axes, points: Sequence[curves.Point], metric: str, *, virtual: bool) -> None:
+def _finish(axes: Axes, points: Sequence[curves.Point], metric: str, over: curves.Over) -> None:
     low, high = min(x for x, _ in points), max(x for x, _ in points)
-    if virtual:
-        figures.draw_seconds(axes, high, "virtual time")
+    if over != "round":
+        if over == "bytes":
+            figures.draw_bytes(axes, high, "bytes up and down")
+        else:
+            figures.draw_seconds(axes, high, "virtual time")
         axes.set_xlim(0, high * 1.02 or 1.0)
     else:
         figures.draw_rounds(axes, low, high)

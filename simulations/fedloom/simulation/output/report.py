@@ -107,6 +107,9 @@ def cards(result: Result) -> list[Card]:
     shown = []
     if main := curves.main_metric(records):
         shown += _metric_cards(records, *main)
+    if (best := result.best_model) is not None and best["round"] is not None:
+        value = f"{best['metric']} {words.metric(best['metric'], best['value'])} on clients"
+        shown.append(Card("best model", f"round {best['round']:,}", value))
     remark = f"{sums.abandoned:,} abandoned" if sums.abandoned else ""
     shown.append(Card("rounds", words.count(sums.trained), remark))
     shown.append(
@@ -117,6 +120,9 @@ def cards(result: Result) -> list[Card]:
         shown.append(Card("epsilon", words.number(epsilon), "see Privacy below"))
     if sums.virtual_s is not None:
         shown.append(Card("virtual time", words.duration(sums.virtual_s), "on the devices' clock"))
+    if moved := sums.bytes_down + sums.bytes_up:
+        up, down = words.size(sums.bytes_up), words.size(sums.bytes_down)
+        shown.append(Card("traffic", words.size(moved), f"{up} up, {down} down"))
     shown.append(Card("wall time", words.duration(sums.wall_s), "on this machine"))
     shown.append(Card("clients/s", words.rate(sums.clients_per_s), _balance_words(records)))
     return shown

@@ -15,6 +15,9 @@ from fedloom.simulation.output import words
 
 _LOG_RATIO = 100.0
 _TINY = 1e-200
+_BYTE_UNITS = (
+    (2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes"),
+)  # fmt: skip
 _TIME_UNITS = ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
@@ -39,12 +42,13 @@ class AxisScale:
     empty: bool = False
 
     @classmethod
-    def of(cls, values: Sequence[float], metric: str) -> "AxisScale":
+    def of(cls, values: Sequence[float], metric: str, *, log: bool = False) -> "AxisScale":
         """Fit an axis to a metric's values.
 
         Args:
             values: values that are not finite are ignored; below 1e-200 they count as 0.
             metric: its name; see `words.is_share`.
+            log: whether it is logarithmic, as far as its values are positive, for any range.
         """
         rounded_off = (0.0 if abs(value) < _TINY else value for value in values)
         finite = [value for value in rounded_off if math.isfinite(value)]
@@ -52,7 +56,7 @@ class AxisScale:
         if not finite:
             return cls(low=0.0, high=1.0, ticks=(0.0, 0.5, 1.0), share=share, empty=True)
         low, high = min(finite), max(finite)
-        if low > _TINY and high / low > _LOG_RATIO and not share:
+        if low > _TINY and (log or high / low > _LOG_RATIO) and not share:
             return cls._logarithmic(low, high)
         return cls._linear(low, high, share=share)
 
@@ -135,9 +139,26 @@ def time_unit(longest_s: float) -> tuple[float, str]:
 
 def time_ticks(high_s: float) -> tuple[float, ...]:
     """Ticks at round numbers of the unit, in seconds, from 0."""
-    unit_s, _ = time_unit(high_s)
-    step = nice_step(max(high_s / unit_s, 1e-9) / 6)
-    return tuple(n * step * unit_s for n in range(math.floor(high_s / unit_s / step + 1e-9) + 1))
+    return _unit_ticks(high_s, time_unit(high_s)[0])
+
+
+def byte_unit(most: float) -> tuple[float, str]:
+    """The binary unit for sizes up to this one: its bytes and its name.
+
+    >>> byte_unit(900), byte_unit(3 * 2**20)
+    ((1.0, 'bytes'), (1048576.0, 'MiB'))
+    """
+    return next(((size, name) for size, name in _BYTE_UNITS if most >= 2 * size), _BYTE_UNITS[-1])
+
+
+def byte_ticks(most: float) -> tuple[float, ...]:
+    """Ticks at round numbers of the unit, in bytes, from 0."""
+    return _unit_ticks(most, byte_unit(most)[0])
+
+
+def _unit_ticks(high: float, unit: float) -> tuple[float, ...]:
+    step = nice_step(max(high / unit, 1e-9) / 6)
+    return tuple(n * step * unit for n in range(math.floor(high / unit / step + 1e-9) + 1))
 
 
 def rounded(value: float) -> float:

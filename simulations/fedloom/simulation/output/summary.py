@@ -20,8 +20,13 @@ def summary(result: Result) -> RenderableType:
     table.add_column(overflow="fold")
     if main := curves.main_metric(records):
         table.add_row(Text(main[1]), _metric(result, *main))
+    if line := best_line(result):
+        table.add_row("best model", Text(line))
     table.add_row("rounds", _rounds(result, sums))
     table.add_row("time", _times(sums))
+    if sums.bytes_down + sums.bytes_up:
+        up, down = words.size(sums.bytes_up), words.size(sums.bytes_down)
+        table.add_row("traffic", f"{up} up, {down} down")
     if sums.clients:
         table.add_row("clients/s", f"{words.rate(sums.clients_per_s)}{_balance(result)}")
     for number, line in enumerate(result.privacy):
@@ -35,6 +40,18 @@ def summary(result: Result) -> RenderableType:
     table.add_row("report", Text(str(result.folder / "report.html")))
     load = Text("\n".join(f"  {line}" for line in load_code(result)), overflow="fold")
     return Group(table, Text(), Text("Load the model:", "dim"), load)
+
+
+def best_line(result: Result) -> str:
+    """The model that [best] marks, and its file; empty if there is none."""
+    best = result.best_model
+    if best is None:
+        return ""
+    if best["round"] is None:
+        return f"none: {best['metric']} was missing or not finite in every evaluation"
+    shown = words.metric(best["metric"], best["value"])
+    line = f"round {best['round']:,}, {best['metric']} {shown} on clients"
+    return line if result.folder is None else f"{line}: best.safetensors"
 
 
 def load_code(result: Result) -> list[str]:
@@ -61,10 +78,12 @@ def _rounds(result: Result, sums: curves.RunTotals) -> Text:
     text = Text(words.count(sums.trained))
     if sums.abandoned:
         text.append(f", and {sums.abandoned:,} abandoned", "yellow")
+    if result.enough:
+        text.append(f"; finished early: {result.enough}")
     if result.stopped:
         text.append(f"; stopped: {result.stopped}", "yellow")
         if result.stopped == INTERRUPTED and result.folder is not None:
-            text.append("; --resume continues")
+            text.append(f"; {words.RESUME} continues")
     return text
 
 

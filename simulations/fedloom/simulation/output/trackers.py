@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from fedloom.cli.common.best import best_point
 from fedloom.cli.operator.export.mlflow import MLflowRun
 from fedloom.cli.operator.export.tensorboard import EventFile
 from fedloom.simulation.output.curves import SOURCES, balance
@@ -20,6 +21,9 @@ class Tracker(Protocol):
 
     def append(self, record: RoundRecord) -> None:
         """Record a round that has ended."""
+
+    def mark(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Record a model that is the best from now on."""
 
     def close(self) -> None:
         """End the tracking in this process."""
@@ -36,6 +40,13 @@ def scalars(record: RoundRecord) -> Iterator[tuple[str, float]]:
     yield "clients/accepted", float(record.accepted)
     yield "traffic/bytes_down", float(record.bytes_down)
     yield "traffic/bytes_up", float(record.bytes_up)
+    for name, value in (
+        ("traffic/total_bytes", record.total_bytes),
+        ("work/train_passes", record.train_passes),
+        ("work/eval_passes", record.eval_passes),
+    ):
+        if value is not None:
+            yield name, float(value)
     yield "speed/clients_per_s", record.clients_per_s
     yield "speed/round_wall_s", record.round_wall_s
     if (even := balance(record)) is not None:
@@ -60,6 +71,10 @@ class TensorBoard:
         """Write a round's values."""
         self._file.append(record.round, dict(scalars(record)))
 
+    def mark(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Write the best model's value at the round that made it."""
+        self._file.append(step, scalars)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -82,6 +97,10 @@ class MLflow:
         """Log a round's values."""
         self._run.append(record.round, dict(scalars(record)))
 
+    def mark(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Log the best model's value at the round that made it."""
+        self._run.append(step, scalars)
+
     def close(self) -> None:
         """Mark the run as ended."""
         self._run.close()
@@ -94,6 +113,7 @@ def wanted(
     name: str,
     settings: Mapping[str, Any],
     before: int = 0,
+    best: Mapping[str, Any] | None = None,
 ) -> "Trackers":
     """The trackers that an experiment's [output] asks for.
 
@@ -104,6 +124,7 @@ def wanted(
         name: of the experiment.
         settings: nested settings in plain values.
         before: the last round of a resumed simulation; 0 for a new one.
+        best: the mark of its best model then; see `fedloom.server.planning.best.mark`.
 
     Raises:
         UsageError: a requested tracker is not installed.
@@ -117,19 +138,30 @@ def wanted(
         tracker = MLflow(name, dict(flat(settings)), run_id=run_id)
         note.write_text(tracker.run_id + "\n", encoding="utf-8")
         found.append(tracker)
-    return Trackers(found)
+    return Trackers(found, best)
 
 
 class Trackers:
     """All trackers of a simulation as one; a context manager."""
 
-    def __init__(self, trackers: Iterable[Tracker] = ()) -> None:
+    def __init__(
+        self, trackers: Iterable[Tracker] = (), best: Mapping[str, Any] | None = None
+    ) -> None:
         self._trackers = list(trackers)
+        self._best = best_point(best)
 
     def append(self, record: RoundRecord) -> None:
         """Pass a round to every tracker."""
         for tracker in self._trackers:
             tracker.append(record)
+
+    def mark(self, best: Mapping[str, Any] | None) -> None:
+        """Pass the best model to every tracker, if it is another one than before."""
+        point = best_point(best)
+        if point is not None and point != self._best:
+            self._best = point
+            for tracker in self._trackers:
+                tracker.mark(*point)
 
     def close(self) -> None:
         """Close every tracker."""

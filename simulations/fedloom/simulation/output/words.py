@@ -12,6 +12,9 @@ from fedloom.cli.common import output
 from fedloom.protocol.settings import dotted
 
 ABSENT = "–"
+RESUME = "--resume (in Python resume=True)"
+ACCEPT = "--accept-changes (in Python accept_changes=True)"
+"""What a user writes to resume a simulation, also with changed code or data."""
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 _SHARES = ("accuracy", "precision", "recall", "f1", "auc")
@@ -84,6 +87,15 @@ def metric(name: str, value: float | None) -> str:
     return f"{value:.3f}" if 1 <= abs(value) < 1000 else f"{value:.3g}"
 
 
+def size(num_bytes: float) -> str:
+    """A number of bytes in binary units.
+
+    >>> size(184), size(40_000_000)
+    ('184 B', '38.1 MiB')
+    """
+    return output.size(num_bytes)
+
+
 def things(number: int, singular: str) -> str:
     """A count with its noun.
 
@@ -100,6 +112,19 @@ def share(value: float) -> str:
     ('50%', '99.5%', '98.1%')
     """
     return f"{100 * value:.3g}%"
+
+
+def over_seeds(number: int) -> str:
+    """What a mean over seeds is, and its ±.
+
+    >>> over_seeds(5), over_seeds(1)
+    ('mean ± sample standard deviation (n - 1) over 5 seeds', 'one seed')
+    """
+    return (
+        f"mean ± sample standard deviation (n - 1) over {number} seeds"
+        if number > 1
+        else "one seed"
+    )
 
 
 def moment(text: object) -> str:
@@ -129,6 +154,8 @@ def setting(value: Any, digits: int = 4) -> str:
 
     >>> setting(0.30000000000000004), setting(512), setting(True), setting([2, 3])
     ('0.3', '512', 'true', '2, 3')
+    >>> setting({"name": "fedprox", "mu": 0.1})
+    'fedprox, mu 0.1'
     """
     if isinstance(value, bool):
         return str(value).lower()
@@ -136,6 +163,11 @@ def setting(value: Any, digits: int = 4) -> str:
         return f"{value:.{digits}g}"
     if isinstance(value, list | tuple):
         return ", ".join(setting(each, digits) for each in value)
+    if isinstance(value, Mapping):
+        parts = {name: setting(each, digits) for name, each in value.items()}
+        return ", ".join(
+            text if name == "name" else f"{name} {text}" for name, text in parts.items()
+        )
     return str(value)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from fedloom.simulation.data.statistics import statistics
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.output import report
-from fedloom.simulation.output.files import OutputFolder
+from fedloom.simulation.output.files import BEST, OutputFolder
 from fedloom.simulation.output.history import Result, RoundRecord
 from fedloom.simulation.output.trackers import Trackers, wanted
 
@@ -34,15 +34,19 @@ def resolved(experiment: Experiment) -> dict[str, Any]:
 
 
 def trackers(
-    folder: OutputFolder, experiment: Experiment, before: Sequence[RoundRecord]
+    folder: OutputFolder,
+    experiment: Experiment,
+    before: Sequence[RoundRecord],
+    best: Mapping[str, Any] | None,
 ) -> Trackers:
-    """The trackers of [output]."""
+    """The trackers of [output], with the rounds and the best model of a resumed simulation."""
     return wanted(
         experiment.settings.get("output", {}),
         folder.path,
         name=experiment.spec.name,
         settings=resolved(experiment),
         before=before[-1].round if before else 0,
+        best=best,
     )
 
 
@@ -59,6 +63,8 @@ def write(
     from fedloom.simulation.output import plots  # noqa: PLC0415
 
     folder.write_model(result.params, dtypes)
+    if result.best_params is not None:
+        folder.write_model(result.best_params, dtypes, BEST)
     folder.finish(rounds=len(result.records), stopped=result.stopped)
     if result.records:
         plots.draw_all(result.records, folder.path / "plots", name=experiment.spec.name)

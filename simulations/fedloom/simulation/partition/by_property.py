@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
+from fedloom.simulation.data.mapped import in_memory
 from fedloom.simulation.partition.base import ExamplePool, Split, apportion, grouped
+from fedloom.strategies.setting_checks import hint
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._]+")
 
@@ -155,19 +157,20 @@ def measured(pool: ExamplePool, by: str | int) -> NDArray[np.float64]:
     Raises:
         UsageError: there is no such property.
     """
-    x: NDArray[Any] = pool.examples.x.reshape(len(pool), -1)
+    if by == "target" and by not in pool.columns:
+        if pool.examples.y.ndim != 1:
+            raise UsageError(
+                f"Expected one target for each example to sort by, got {pool.examples.y.shape}."
+            )
+        return pool.examples.y.astype(np.float64)
+    inputs: NDArray[Any] = in_memory(pool.examples.x, "The partition continuous")
+    x = inputs.reshape(len(pool), -1)
     if by in pool.columns:
         by = list(pool.columns).index(str(by))
     if isinstance(by, int):
         if not 0 <= by < x.shape[1]:
             raise UsageError(f"Expected a column from 0 to {x.shape[1] - 1}, got {by}.")
         return x[:, by].astype(np.float64)
-    if by == "target":
-        if pool.examples.y.ndim != 1:
-            raise UsageError(
-                f"Expected one target for each example to sort by, got {pool.examples.y.shape}."
-            )
-        return pool.examples.y.astype(np.float64)
     if by == "mean":
         return np.asarray(x.mean(axis=1, dtype=np.float64))
     if by in ("norm", "deviation"):
@@ -177,8 +180,8 @@ def measured(pool: ExamplePool, by: str | int) -> NDArray[np.float64]:
             return np.asarray(np.sqrt(squares))
         mean = x.mean(axis=1, dtype=np.float64)
         return np.asarray(np.sqrt(np.maximum(squares / x.shape[1] - mean**2, 0)))
-    known = ", ".join(["mean", "deviation", "norm", "target", *pool.columns[:20]])
-    raise UsageError(f"Expected a property to sort by, got {by!r}. Known: {known}, or a number.")
+    known = hint(by, ["mean", "deviation", "norm", "target", *pool.columns[:20]])
+    raise UsageError(f"Expected a property to sort by, or a column's number, got {by!r}. {known}")
 
 
 def client_names(ids: Sequence[Any]) -> list[str] | None:

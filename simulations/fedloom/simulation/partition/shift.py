@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
+from fedloom.simulation.data.mapped import in_memory
 from fedloom.simulation.data.population import Examples
 from fedloom.simulation.partition.base import ExamplePool, Split
 from fedloom.simulation.partition.by_size import Iid
@@ -50,7 +51,7 @@ class FeatureShift:
 
     def deal(self, pool: ExamplePool) -> Split:
         """Split a pool; see `Partitioner.deal`."""
-        x: NDArray[Any] = pool.examples.x
+        x: NDArray[Any] = in_memory(pool.examples.x, "The partition feature-shift")
         if x.dtype != np.float32:
             raise UsageError(
                 f"Expected float32 inputs to shift, got {x.dtype}. Choose another partitioner."

@@ -2,6 +2,7 @@
 
 from fedloom.simulation.sources.arrays import from_arrays, from_torch
 from fedloom.simulation.sources.base import LoadedData, populate
+from fedloom.simulation.sources.in_memory import is_split
 from fedloom.simulation.sources.registry import SOURCES, load
 
-__all__ = ["SOURCES", "LoadedData", "from_arrays", "from_torch", "load", "populate"]
+__all__ = ["SOURCES", "LoadedData", "from_arrays", "from_torch", "is_split", "load", "populate"]

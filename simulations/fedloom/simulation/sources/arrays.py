@@ -4,6 +4,7 @@ Invariant: arrays of the right dtype are used without a copy; nothing writes to 
 """
 
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
+from fedloom.simulation.data.datasets import pixels
 from fedloom.simulation.data.population import Examples, Population
 from fedloom.simulation.partition.base import Partitioner
 from fedloom.simulation.sources.base import (
@@ -22,6 +24,7 @@ from fedloom.simulation.sources.base import (
     keep_for_test,
     populate,
 )
+from fedloom.simulation.sources.checks import check_kinds, check_owners
 from fedloom.simulation.sources.finite import flaws
 
 
@@ -50,13 +53,14 @@ def npz(
         UsageError: the file is missing or not such a file.
     """
     try:
-        with Path(file).expanduser().open("rb") as opened, np.load(opened) as arrays:
+        with Path(file).expanduser().open("rb") as opened, zipfile.ZipFile(opened):
+            arrays = np.load(opened, allow_pickle=False)
             held = {
                 name: arrays[name]
                 for name in ("x", "y", "x_test", "y_test", "owners")
                 if name in arrays
             }
-    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UsageError(
             f"{file} cannot be read as a .npz file: {error}. Write it with numpy.savez(file, "
             "x=…, y=…)."
@@ -69,7 +73,7 @@ def npz(
         )
     if test is None:
         test = 0.0 if "x_test" in held else 0.2
-    return _loaded(**held, num_classes=num_classes, test=test, seed=seed, where=f" of {file}")
+    return loaded(**held, num_classes=num_classes, test=test, seed=seed, where=f" of {file}")
 
 
 def from_arrays(
@@ -85,6 +89,7 @@ def from_arrays(
     partition: Mapping[str, Any] | Partitioner | None = None,
     test: float = 0.0,
     held_out: float | None = None,
+    transform: Any = None,
 ) -> Population:
     """Make a population of arrays.
 
@@ -104,21 +109,29 @@ def from_arrays(
         partition: see `fedloom.simulation.partition.split`.
         test: fraction of central test examples, without `x_test`.
         held_out: fraction of its examples that each client keeps for evaluation.
+        transform: list of transforms of inputs; see `fedloom.simulation.data.transforms`.
 
     Raises:
         UsageError: the arrays do not match, or cannot be split in this way.
     """
-    loaded = _loaded(
-        x=x,
-        y=y,
-        x_test=x_test,
-        y_test=y_test,
-        owners=None if owners is None else np.asarray(owners),
+    found = loaded(
+        x=as_array(x, "inputs"),
+        y=as_array(y, "targets"),
+        x_test=None if x_test is None else as_array(x_test, "test inputs"),
+        y_test=None if y_test is None else as_array(y_test, "test targets"),
+        owners=None if owners is None else _owners(owners),
         num_classes=num_classes,
         test=test,
         seed=seed,
     )
-    return populate(loaded, seed=seed, clients=clients, partition=partition, held_out=held_out)
+    return populate(
+        found,
+        seed=seed,
+        clients=clients,
+        partition=partition,
+        held_out=held_out,
+        transform=transform,
+    )
 
 
 def from_torch(
@@ -131,18 +144,19 @@ def from_torch(
     partition: Mapping[str, Any] | Partitioner | None = None,
     test: float = 0.0,
     held_out: float | None = None,
+    transform: Any = None,
 ) -> Population:
     """Make a population of a torch data set; every example is fetched once.
 
-    Transforms run once too: random transforms are then fixed. The data sets, of clients and of
-    central test examples, have map style; an example is (input, target), of tensors, arrays or
-    numbers. Other arguments as in `from_arrays`.
+    The data set's transforms run once too: give random ones as `transform` here. The data sets, of
+    clients and of central test examples, have map style; an example is (input, target), of tensors,
+    arrays or numbers. Other arguments as in `from_arrays`.
 
     Raises:
         UsageError: it is no such data set, or cannot be split in this way.
     """
-    x, y = _stacked(dataset)
-    x_test, y_test = (None, None) if test_dataset is None else _stacked(test_dataset)
+    x, y = stacked(dataset)
+    x_test, y_test = (None, None) if test_dataset is None else stacked(test_dataset)
     return from_arrays(
         x,
         y,
@@ -154,10 +168,11 @@ def from_torch(
         partition=partition,
         test=test,
         held_out=held_out,
+        transform=transform,
     )
 
 
-def _loaded(
+def loaded(
     *,
     x: NDArray[Any],
     y: NDArray[Any],
@@ -169,9 +184,14 @@ def _loaded(
     seed: int,
     where: str = "",
 ) -> LoadedData:
+    """Arrays in the dtypes of models; arguments as in `from_arrays`.
+
+    Raises:
+        UsageError: the arrays do not match.
+    """
     if (x_test is None) != (y_test is None):
         raise UsageError("x_test and y_test go together. Give both.")
-    if not len(x) or x.ndim < 1 or len(x) != len(y):
+    if x.ndim < 1 or y.ndim < 1 or not len(x) or len(x) != len(y):
         raise UsageError(
             f"Expected one target for each of one or more inputs, got {x.shape} and {y.shape}."
         )
@@ -179,30 +199,74 @@ def _loaded(
         raise UsageError(
             f"Expected one owner for each of {len(x)} examples, got owners of {owners.shape}."
         )
-    if num_classes is None and y_test is not None and y.dtype.kind in "iub":
-        num_classes = int(max(y.max(), y_test.max(initial=0))) + 1
+    num_classes = classes_of(y, y_test) if num_classes is None else num_classes
     targets, classes = as_targets(y, num_classes)
     train = Examples(x=as_inputs(x), y=targets)
     found = flaws(train, (x, y), (f"x{where}", f"y{where}"))
-    loaded = LoadedData(train=train, num_classes=classes, owners=owners, flaws=found)
+    made = LoadedData(train=train, num_classes=classes, owners=owners, flaws=found)
     if x_test is None or y_test is None:
-        return keep_for_test(loaded, test=test, seed=seed)
+        return keep_for_test(made, test=test, seed=seed)
     if test:
         raise UsageError(f"Give x_test or test, not both (test = {test}).")
-    if x_test.shape[1:] != x.shape[1:]:
+    if x_test.ndim < 1 or y_test.ndim < 1 or not len(x_test) or len(x_test) != len(y_test):
         raise UsageError(
-            f"Expected test inputs of shape {x.shape[1:]}, as for training, got {x_test.shape[1:]}."
+            "Expected one target for each of one or more test inputs, got "
+            f"{x_test.shape} and {y_test.shape}."
         )
+    check_kinds(x, x_test)
     held = Examples(x=as_inputs(x_test), y=as_targets(y_test, classes)[0])
     found += flaws(held, (x_test, y_test), (f"x_test{where}", f"y_test{where}"))
-    return replace(loaded, test=held, flaws=found)
+    return replace(made, test=held, flaws=found)
 
 
-def _stacked(dataset: MapDataset) -> tuple[NDArray[Any], NDArray[Any]]:
+def classes_of(y: NDArray[Any], y_test: NDArray[Any] | None) -> int | None:
+    """The number of classes of both; None without test classes, or if targets are values."""
+    both = [y] if y_test is None else [y, y_test]
+    if y_test is None or not all(each.size and each.dtype.kind in "iub" for each in both):
+        return None
+    return max(as_targets(np.maximum(each, 0), None)[1] or 1 for each in both)
+
+
+def as_array(value: Any, where: str) -> NDArray[Any]:
+    """An array of numbers from an array, a tensor or nested lists.
+
+    Raises:
+        UsageError: it is something else, or masked.
+    """
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if value.is_floating_point() else value  # numpy has no bfloat16
+    if isinstance(value, np.ma.MaskedArray):
+        raise UsageError(
+            f"Expected {where} without a mask, got a masked array. Fill it, such as by "
+            "filled(0), or drop such examples."
+        )
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"Expected {where} as examples of one shape, got: {error}.") from None
+    if array.dtype.kind not in "fiub":
+        raise UsageError(f"Expected {where} as numbers, got {array.dtype}.")
+    return array
+
+
+def _owners(given: Any) -> NDArray[Any]:
+    """Owners as an array; of a list each is checked: numpy makes a text of NaN beside texts."""
+    if not hasattr(given, "dtype"):
+        check_owners(np.array(given, object))
+    return np.asarray(given)
+
+
+def stacked(dataset: MapDataset) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Inputs and targets of a torch data set.
+
+    Raises:
+        UsageError: it is no such data set, it is empty, or its examples differ in shape.
+    """
     tensors = getattr(dataset, "tensors", None)
     if isinstance(tensors, tuple) and len(tensors) == 2:
         # A TensorDataset has stacked tensors.
-        return np.asarray(tensors[0]), np.asarray(tensors[1])
+        return as_array(tensors[0], "inputs"), as_array(tensors[1], "targets")
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UsageError(
             "Expected a data set of map style, with __len__ and __getitem__, got "
@@ -219,6 +283,11 @@ def _stacked(dataset: MapDataset) -> tuple[NDArray[Any], NDArray[Any]]:
                 f"Expected examples of one shape, {inputs.shape[1:]} and {targets.shape[1:]}, got "
                 f"{value.shape} and {target.shape} at {index}. Resize or pad them first."
             )
+        if (value.dtype, target.dtype) != (inputs.dtype, targets.dtype):
+            raise UsageError(
+                f"Expected examples of one dtype, {inputs.dtype} and {targets.dtype}, got "
+                f"{value.dtype} and {target.dtype} at {index}. Convert them to one."
+            )
         inputs[index], targets[index] = value, target
     if inputs is None or targets is None:
         raise UsageError("Expected a data set with examples, got an empty one.")
@@ -231,4 +300,4 @@ def _pair(example: Any) -> tuple[NDArray[Any], NDArray[Any]]:
             f"Expected examples as (input, target), got {type(example).__name__}. Wrap the data "
             "set, or use from_arrays."
         )
-    return np.asarray(example[0]), np.asarray(example[1])
+    return as_array(pixels(example[0]), "inputs"), as_array(example[1], "targets")

@@ -14,12 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import typed
+from fedloom.simulation.data.mapped import as_model_input, chosen_rows
 from fedloom.simulation.data.population import Examples, Population, numbered
+from fedloom.simulation.data.transforms import pipeline
 from fedloom.simulation.partition.base import ExamplePool, Partitioner
 from fedloom.simulation.partition.registry import split
 from fedloom.simulation.seeds import stream
+from fedloom.simulation.sources.checks import check_examples, check_owners
 
 Indices = NDArray[np.int64]
+_MOST_CLASSES = 1_000_000
+"""Larger numbers are no class numbers, unless num_classes is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,7 +38,11 @@ class LoadedData:
         num_classes: K if targets are class numbers; None otherwise.
         owners: the owner of each training example, shape (N,); None if unknown.
         columns: names of the columns of x; empty if it has none.
+        class_names: names of classes 0, 1, …; empty if they have none.
         flaws: descriptions of values that are not finite, by `fedloom.simulation.sources.finite`.
+
+    Raises:
+        UsageError: test examples of another form than training's, or an example without an owner.
     """
 
     train: Examples
@@ -40,7 +50,13 @@ class LoadedData:
     num_classes: int | None = None
     owners: NDArray[np.generic] | None = None
     columns: Sequence[str] = ()
+    class_names: Sequence[str] = ()
     flaws: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        check_examples(self.train, self.test, self.num_classes)
+        if self.owners is not None:
+            check_owners(self.owners)
 
 
 def populate(
@@ -50,13 +66,14 @@ def populate(
     clients: int | None = None,
     partition: Mapping[str, Any] | Partitioner | None = None,
     held_out: float | None = None,
+    transform: Any = None,
 ) -> Population:
     """Split loaded data over clients. Arguments as in `fedloom.simulation.sources.load`.
 
     Raises:
         UsageError: the data cannot be split in this way.
     """
-    if held_out is not None and not 0 < held_out < 1:
+    if held_out is not None and not 0 < typed("held_out", held_out, float) < 1:
         raise UsageError(
             f"Expected 0 < held_out < 1, got {held_out}. Omit it if no client evaluates."
         )
@@ -82,6 +99,9 @@ def populate(
         test=loaded.test,
         num_classes=loaded.num_classes,
         flaws=loaded.flaws,
+        columns=loaded.columns,
+        class_names=loaded.class_names,
+        transform=pipeline(transform),
     )
 
 
@@ -131,10 +151,14 @@ def keep_for_test(
         )
     return replace(
         loaded,
-        train=Examples(x=loaded.train.x[~chosen], y=y[~chosen]),
-        test=Examples(x=loaded.train.x[chosen], y=y[chosen]),
+        train=_rows(loaded.train, ~chosen),
+        test=_rows(loaded.train, chosen),
         owners=None if loaded.owners is None else loaded.owners[~chosen],
     )
+
+
+def _rows(examples: Examples, chosen: NDArray[np.bool_]) -> Examples:
+    return Examples(x=chosen_rows(examples.x, np.flatnonzero(chosen)), y=examples.y[chosen])
 
 
 def as_inputs(x: NDArray[Any]) -> NDArray[Any]:
@@ -145,15 +169,7 @@ def as_inputs(x: NDArray[Any]) -> NDArray[Any]:
     Raises:
         UsageError: they are not numbers.
     """
-    if x.dtype == np.uint8:
-        out = x.astype(np.float32)
-        out /= 255.0
-        return out
-    kinds = {"f": np.float32, "b": np.float32, "i": np.int64, "u": np.int64}
-    if x.dtype.kind not in kinds:
-        raise UsageError(f"Expected inputs as numbers, got {x.dtype} of shape {x.shape}.")
-    with np.errstate(over="ignore"):  # `flaws` reports infinite values
-        return np.ascontiguousarray(x, dtype=kinds[x.dtype.kind])
+    return as_model_input(x)
 
 
 def as_targets(y: NDArray[Any], num_classes: int | None) -> tuple[NDArray[Any], int | None]:
@@ -174,11 +190,12 @@ def as_targets(y: NDArray[Any], num_classes: int | None) -> tuple[NDArray[Any], 
             return np.ascontiguousarray(y, dtype=np.float32), None
     if y.dtype.kind not in "iub" or not y.size:
         raise UsageError(f"Expected targets as numbers, got {y.dtype} of shape {y.shape}.")
-    labels = np.ascontiguousarray(y, dtype=np.int64)
-    classes = int(labels.max()) + 1 if num_classes is None else num_classes
-    if labels.min() < 0 or labels.max() >= classes:
+    least, most = int(y.min()), int(y.max())
+    classes = most + 1 if num_classes is None else num_classes
+    if least < 0 or most >= classes or (num_classes is None and most >= _MOST_CLASSES):
+        limit = min(max(classes, 1), _MOST_CLASSES) - 1
         raise UsageError(
-            f"Expected class numbers from 0 to {classes - 1}, got {labels.min()} to "
-            f"{labels.max()}. Number the classes from 0."
+            f"Expected class numbers from 0 to {limit}, got {least} to {most}. Number the classes "
+            "from 0."
         )
-    return labels, classes
+    return np.ascontiguousarray(y, dtype=np.int64), classes

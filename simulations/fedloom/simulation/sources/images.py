@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.data.population import Examples
-from fedloom.simulation.sources import idx
+from fedloom.simulation.sources import cifar_python, idx
 from fedloom.simulation.sources.base import LoadedData, check_test, keep_for_test
 from fedloom.simulation.sources.download import (
     CIFAR10,
@@ -126,8 +126,8 @@ def cifar10(*, folder: str | None = None, download: bool = False) -> LoadedData:
     """50,000 and 10,000 colour images of shape (3, 32, 32) in ten classes.
 
     Args:
-        folder: of `cifar-10-binary.tar.gz` or its unpacked `.bin` files; default: `cifar10` in
-            the cache.
+        folder: of `cifar-10-binary.tar.gz`, `cifar-10-python.tar.gz`, or the unpacked files of
+            one of them; default: `cifar10` in the cache.
         download: download 170 MB if they are missing.
     """
     train = [f"data_batch_{number}.bin" for number in range(1, 6)]
@@ -140,8 +140,8 @@ def cifar100(*, folder: str | None = None, download: bool = False) -> LoadedData
     """50,000 and 10,000 colour images of shape (3, 32, 32) in a hundred (fine) classes.
 
     Args:
-        folder: of `cifar-100-binary.tar.gz` or its unpacked `.bin` files; default: `cifar100` in
-            the cache.
+        folder: of `cifar-100-binary.tar.gz`, `cifar-100-python.tar.gz`, or the unpacked files of
+            one of them; default: `cifar100` in the cache.
         download: download 169 MB if they are missing.
     """
     return _cifar(
@@ -186,9 +186,13 @@ def _cifar(
         return None
 
     def present(where: Path, file: KnownFile) -> bool:
-        return (where / file.name).is_file() or unpacked(where) is not None
+        binary = (where / file.name).is_file() or unpacked(where) is not None
+        return binary or cifar_python.present(where, classes)
 
     where = locate(known, folder=folder, download=download, present=present)
+    if unpacked(where) is None and not (where / known.files[0].name).is_file():
+        in_train, in_test = cifar_python.read(where, classes)
+        return LoadedData(train=in_train, test=in_test, num_classes=classes)
     found = unpacked(where) or _unpack(where / known.files[0].name, [*train, test])
     return LoadedData(
         train=_read_cifar([found / name for name in train], classes),

@@ -17,7 +17,7 @@ from fedloom.simulation.api import simulate
 from fedloom.simulation.data.population import Examples, Population, numbered
 from fedloom.simulation.experiment import EngineSettings, Experiment, run_spec
 from fedloom.simulation.studies import low_rank_gpt as gpt
-from fedloom.simulation.studies.study import Cell, Study, StudyRun
+from fedloom.simulation.studies.study import OVER_SEEDS, Cell, Study, StudyRun
 
 ROUNDS: Final = 15
 TRAIN: Final = {"steps": 10, "batch_size": 16, "learning_rate": 5e-3}
@@ -49,8 +49,8 @@ def study(*, quick: bool = False, rounds: int = ROUNDS) -> Study:
         seeds=range(1 if quick else 3),
         metric="loss",
         measure=measure,
-        note="Cross-entropy on test texts of all domains at the end (lower is better), mean ± "
-        "standard deviation over the seeds.",
+        note="Cross-entropy on test texts of all domains at the end (lower is better), "
+        f"{OVER_SEEDS}.",
         remarks=REMARKS,
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.lazy import load
+from fedloom.cli.common.lazy import LazyGroup, load
 from fedloom.cli.common.options import json_option
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.studies.mcmahan2017.command import mcmahan2017
@@ -22,9 +22,17 @@ STUDIES = {
     "heterogeneity": "Clients that differ: FedAvg, FedProx, FedAdam, FedNova, SCAFFOLD and FedDyn.",
     "privacy": "The cost of privacy: accuracy against epsilon, by mechanism and sampling.",
     "adapters": "Averages of low-rank adapters on a tiny GPT: factors, products, stacks.",
+    "masking": "Masked sums: accuracy, bytes and time in clear, in 64 to 16 bits, and with noise.",
     "personalisation": "Personalised models: FedBN, FedPer, FedRep, Ditto, APFL and IFCA.",
 }
 """Module in this package → its description."""
+PAPERS = {
+    "fedprox2020": "FedProx, Li et al. 2020: synthetic data, stragglers (Figures 1 and 2).",
+    "scaffold2020": "SCAFFOLD, Karimireddy et al. 2020: local steps and similarity (Table 3).",
+    "fedopt2021": "Adaptive server optimizers, Reddi et al. 2021 (Table 1).",
+    "fedbuff2022": "FedBuff, Nguyen et al. 2022: concurrency, on the virtual clock.",
+}
+"""Likewise of published tables, which have a plain numpy loop as a reference."""
 _HELP = """{about}
 
 Writes a table, a picture, JSON and CSV. Finished runs are not repeated.
@@ -35,27 +43,39 @@ Examples:
   fedloom reproduce {name} --out out/{name}
   fedloom reproduce {name} --committed
 """
+_DATA: list[Callable[..., Any]] = [
+    click.option(
+        "--data",
+        type=click.Choice(["digits", "mnist"]),
+        default="digits",
+        show_default=True,
+        help="The task: digits needs no download.",
+    ),
+    click.option(
+        "--folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Folder of MNIST's four IDX files.  [default: mnist in the cache]",
+    ),
+    click.option("--download", is_flag=True, help="Download MNIST (11.6 MB) if it is missing."),
+]
 _MORE_OPTIONS: dict[str, list[Callable[..., Any]]] = {
-    "compression": [
-        click.option(
-            "--data",
-            type=click.Choice(["digits", "mnist"]),
-            default="digits",
-            show_default=True,
-            help="The task: digits needs no download.",
-        ),
-        click.option(
-            "--folder",
-            type=click.Path(path_type=Path, file_okay=False),
-            help="Folder of MNIST's four IDX files.  [default: mnist in the cache]",
-        ),
-        click.option("--download", is_flag=True, help="Download MNIST (11.6 MB) if it is missing."),
-    ]
+    "compression": _DATA,
+    "masking": _DATA,
+    **{
+        name: [
+            click.option(
+                "--reference",
+                is_flag=True,
+                help="Also run a plain numpy loop, and show it beside ours.",
+            )
+        ]
+        for name in PAPERS
+    },
 }
 """Options of single studies, passed to their `study` function."""
 
 
-@click.group()
+@click.group(cls=LazyGroup)
 def reproduce() -> None:
     """Reproduce a published table, or a study that compares strategies."""
 
@@ -91,15 +111,18 @@ def _command(name: str, about: str) -> click.Command:
 
 def _run(
     name: str, *, out: Path, quick: bool, only: tuple[str, ...], seeds: int | None,
-    rounds: int | None, workers: int | None, show: bool, committed: bool, quiet: bool, **more: Any,
+    rounds: int | None, workers: int | None, show: bool, committed: bool, quiet: bool,
+    reference: bool = False, **more: Any,
 ) -> None:  # fmt: skip
     from fedloom.simulation.output.environment import available_cpus  # noqa: PLC0415
-    from fedloom.simulation.studies import runner, table  # noqa: PLC0415 - they import torch
+    from fedloom.simulation.studies import published, runner, table  # noqa: PLC0415 - they import torch
     from fedloom.simulation.studies.study import COMMITTED, StudyResults  # noqa: PLC0415
 
     declared = importlib.import_module(f"fedloom.simulation.studies.{name}").study
     more |= {"rounds": rounds} if rounds else {}
     study = runner.only(declared(quick=quick and not (show or committed), **more), only)
+    if name in PAPERS and (reference or show or committed):
+        study = published.with_reference(study)
     if committed and not (COMMITTED / name).exists():
         raise UsageError(
             f"The committed results of {name} are in the repository, in simulations/results, and "
@@ -122,6 +145,9 @@ def _run(
         dict(zip(titles, row, strict=True)) for row in rows
     ]  # fmt: skip
     output.emit(as_json, lambda: output.print_table(titles, rows, f"No results in {out} yet."))
+    if study.claims and rows and not output.wants_json():
+        claims = table.claims(study, results)
+        output.print_table(table.claim_titles(study, results), claims, "")
     if not (show or committed or output.wants_json()):
         click.echo(f"\nResults, table and picture are in {out}.")
 
@@ -134,5 +160,5 @@ def _print_run(done: int, of: int, one: Any) -> None:
 
 
 reproduce.add_command(mcmahan2017)
-for _name, _about in STUDIES.items():
+for _name, _about in (PAPERS | STUDIES).items():
     reproduce.add_command(_command(_name, _about))

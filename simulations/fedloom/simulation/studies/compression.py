@@ -15,6 +15,7 @@ from fedloom.protocol.errors import IntegrityError
 from fedloom.simulation import config
 from fedloom.simulation.api import simulate
 from fedloom.simulation.studies.study import (
+    OVER_SEEDS,
     Cell,
     Column,
     Study,
@@ -87,7 +88,7 @@ def study(
         as_json=lambda results: _as_json(results, data),
         baseline="none",
         note="Bytes are those of one client in one round. Accuracy is on the test examples after "
-        "the last\nround, mean and standard deviation over the seeds.",
+        f"the last\nround, {OVER_SEEDS}.",
         remarks=REMARKS,
     )
 

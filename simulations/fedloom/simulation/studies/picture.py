@@ -25,11 +25,14 @@ def draw(study: Study, results: StudyResults, path: Path) -> None:
         study.title, 1.6 + _PANEL_IN * len(columns), 1.3 + _ROW_IN * len(rows),
         columns=len(columns), title_size=11, label_size=8, grid="x",
     )  # fmt: skip
-    entries = [[column.entry(results, row) for row in rows] for column in columns]
-    top = max(value for some in entries for entry in some if entry for value in entry.values)
-    top = 1.0 if study.metric == "accuracy" else max(top, 1e-9)
+    tops: dict[str, float] = {}
+    for column in columns:
+        entries = (column.entry(results, row) for row in rows)
+        longest = max(value for entry in entries if entry for value in entry.values)
+        tops[column.unit] = max(tops.get(column.unit, 1e-9), longest)
     for axes, column in zip(panels, columns, strict=True):
-        _panel(axes, column, results, rows, top)
+        is_share = (column.unit or study.metric) == "accuracy"
+        _panel(axes, column, results, rows, 1.0 if is_share else tops[column.unit])
     panels[0].set_yticks(range(len(rows)), rows)
     panels[0].invert_yaxis()
     label = "dots are runs" if study.columns else f"{study.metric}; dots are runs"

@@ -17,8 +17,11 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.settings import merged
 from fedloom.simulation import config
 from fedloom.simulation.api import simulate
+from fedloom.simulation.output.history import INTERRUPTED, Result
 
 RESULTS = "results.json"
+OVER_SEEDS = "{over_seeds}"
+"""In a study's note: what its means are; see `words.over_seeds`."""
 COMMITTED = Path(__file__).parents[3] / "results"
 """Results in the repository, one folder per study; not in an installed package."""
 
@@ -91,7 +94,7 @@ class TableEntry:
 
     @property
     def spread(self) -> float:
-        """The standard deviation over the seeds, n - 1; 0 for one seed."""
+        """The sample standard deviation over the seeds, n - 1; 0 for one seed."""
         return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
 
@@ -154,12 +157,14 @@ class Column:
         entry: of a row; None for a gap.
         text: of an entry.
         is_drawn: whether the picture has a panel for it.
+        unit: columns of one unit have the same scale in the picture.
     """
 
     title: str
     entry: Callable[[StudyResults, str], TableEntry | None]
     text: Callable[[TableEntry], str]
     is_drawn: bool = True
+    unit: str = ""
 
 
 def mean_and_spread(entry: TableEntry) -> str:
@@ -185,6 +190,20 @@ def metric_column(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A statement of a paper, and what the runs of a column say about it.
+
+    Attributes:
+        text: the statement, with its place in the paper.
+        check: of the results and a column of cells: what was found, and whether it agrees; None
+            without the runs.
+    """
+
+    text: str
+    check: Callable[[StudyResults, str], tuple[str, bool] | None]
+
+
 Measure = Callable[[Cell, int], StudyRun]
 """Runs a cell with a seed. A module-level function, so that other processes can call it."""
 
@@ -203,7 +222,7 @@ def at_the_end(cell: Cell, seed: int) -> StudyRun:
 
 def at_the_end_or_zero(cell: Cell, seed: int) -> StudyRun:
     """Like `at_the_end`; a model that diverged before its first test has an accuracy of 0."""
-    result = simulate(config.load({**cell.settings, "seed": seed}), show=False)
+    result = finished(simulate(config.load({**cell.settings, "seed": seed}), show=False))
     tests = [(record.trained, record.test) for record in result.records if record.test]
     epsilon = result.records[-1].epsilon if result.records else None
     return StudyRun(
@@ -217,6 +236,17 @@ def at_the_end_or_zero(cell: Cell, seed: int) -> StudyRun:
         curve=[(number, test["accuracy"]) for number, test in tests if "accuracy" in test],
         stopped=result.stopped,
     )
+
+
+def finished(result: Result) -> Result:
+    """Return the result of a simulation that was not interrupted.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C or SIGTERM ended it, so it is not a run of its cell.
+    """
+    if result.stopped == INTERRUPTED:
+        raise KeyboardInterrupt
+    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,8 +265,9 @@ class Study:
         as_json: the output of `--json`; default: the table.
         baseline: a row that `--only` always includes; empty for none.
         in_processes: whether runs use one process each by default.
-        note: description of the entries.
+        note: description of the entries, with `OVER_SEEDS` in it.
         remarks: below the table, in Markdown.
+        claims: of the paper whose table it repeats, checked against the runs.
     """
 
     name: str
@@ -252,6 +283,7 @@ class Study:
     in_processes: bool = False
     note: str = ""
     remarks: str = ""
+    claims: Sequence[Claim] = ()
 
 
 def without_paths(settings: Mapping[str, Any]) -> dict[str, Any]:

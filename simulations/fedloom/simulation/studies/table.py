@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable
 
 from fedloom.simulation.output import words
-from fedloom.simulation.studies.study import Column, Study, StudyResults, metric_column
+from fedloom.simulation.studies.study import OVER_SEEDS, Column, Study, StudyResults, metric_column
 
 
 def rows(study: Study, results: StudyResults) -> list[str]:
@@ -46,18 +46,47 @@ def _text(column: Column, results: StudyResults, row: str) -> str:
 def markdown(study: Study, results: StudyResults) -> str:
     """A page with the command, the table and the remarks."""
     seeds = len({run.seed for run in results.runs})
-    note = study.note or f"{study.metric} on the test examples at the end"
-    over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
+    default = f"{study.metric} on the test examples at the end, {OVER_SEEDS}.".capitalize()
+    note = (study.note or default).replace(OVER_SEEDS, words.over_seeds(seeds))
     head = titles(study, results)
     parts = (
         f"# {study.title}",
         f"    {results.command}",
-        f"{note}{over}.".capitalize() if not study.note else f"{note}",
+        note,
         markdown_table(head, cells(study, results), right=head[1:]),
+        markdown_table(claim_titles(study, results), claims(study, results))
+        if study.claims
+        else "",
         study.remarks.strip(),
         f"![]({study.name}.png)",
     )
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _claimed(study: Study, results: StudyResults) -> list[str]:
+    """The columns of cells that claims are checked against."""
+    there = {run.column for run in results.runs}
+    return [name for name in dict.fromkeys(cell.column for cell in study.cells) if name in there]
+
+
+def claim_titles(study: Study, results: StudyResults) -> list[str]:
+    """The titles of the claims."""
+    return ["the paper's claim", *_claimed(study, results)]
+
+
+def claims(study: Study, results: StudyResults) -> list[list[str]]:
+    """Each claim that there are runs for, and what those of each column say about it."""
+
+    def said(found: tuple[str, bool] | None) -> str:
+        return words.ABSENT if found is None else f"{'yes' if found[1] else 'no'}: {found[0]}"
+
+    columns = _claimed(study, results)
+    checked = [[claim.check(results, column) for column in columns] for claim in study.claims]
+    return [
+        [claim.text, *map(said, found)]
+        for claim, found in zip(study.claims, checked, strict=True)
+        if any(found)
+    ]
 
 
 def markdown_table(

@@ -1,23 +1,24 @@
 """Read an unchanged Comet Optimizer config as a sweep.
 
 Source: "Configure the Optimizer", https://www.comet.com/docs/v2/guides/optimizer/configure-optimizer/.
-A parameter is a table with a `type`, a plain list of values, or a constant. Keys for
-Comet's own service (`minSampleSize`, the retries) are ignored.
+The file is JSON or a Python literal. A parameter is a table with a `type`, a plain list of values,
+or a constant. Keys for Comet's own service (`minSampleSize`, the retries) are ignored; a key that
+a parameter's type or scaling does not have is refused.
 
 Four additional keys allow a search in one file: `experiment`, `map` from names to settings,
 `derived` as in a sweep file, and `pruner`.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.settings import check_names, subtable, within
+from fedloom.simulation.sweep import literal
 from fedloom.simulation.sweep.objective import Objective, natural_direction
 from fedloom.simulation.sweep.settings import DEFAULT_TRIALS, Pruner, Sweep, locate, parse_derived
-from fedloom.simulation.sweep.space import Parameter
+from fedloom.simulation.sweep.space import Parameter, different, space_size
 
 ALGORITHMS = {"grid": "grid", "random": "random", "bayes": "tpe"}
 GRID_SIZE = 10
@@ -52,6 +53,7 @@ SETTINGS: Mapping[str, str] = {
     "dirichlet_alpha": "data.partition.alpha",
     "strategy": "strategy.name",
     "model": "model.name",
+    "optimizer": "optimizer.name",
 }
 """Well-known names of parameters → settings; hyphens and capitals are ignored."""
 
@@ -64,14 +66,14 @@ _SPEC = (
     "maxCombo", "metric", "objective", "seed", "gridSize", "minSampleSize", "retryLimit",
     "retryAssignLimit",
 )  # fmt: skip
-_PARAMETER = (
-    "type", "min", "max", "values", "scalingType", "scaling_type", "mu", "sigma", "gridSize",
-    "grid_size", "value",
-)  # fmt: skip
 _WHOLE = ("integer", "int")
 _REAL = ("float", "double")
 _LISTED = ("discrete", "categorical")
-_SCALINGS = ("linear", "uniform", "loguniform", "normal", "lognormal")
+_LISTED_KEYS = ("type", "values")
+_RANGE_KEYS = ("type", "min", "max", "scalingType", "scaling_type", "gridSize", "grid_size")
+_NORMAL_KEYS = (*_RANGE_KEYS, "mu", "sigma")
+_NORMAL = ("normal", "lognormal")
+_SCALINGS = ("linear", "uniform", "loguniform", *_NORMAL)
 
 
 def read(
@@ -90,13 +92,14 @@ def read(
         UsageError: the config is invalid.
     """
     try:
-        values = json.loads(path.read_text("utf-8"))
+        values = literal.parse(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         raise UsageError(f"The sweep {path} does not exist.") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is not a Comet Optimizer config: {error}.") from None
-    if not isinstance(values, dict):
-        raise UsageError(f"Expected a JSON object in {path}, got {type(values).__name__}.")
+        raise UsageError(
+            f"{path} is not a Comet Optimizer config: {error}. Expected JSON or a Python literal; "
+            "a sweep in TOML has a name that ends in .toml."
+        ) from None
     named = Path(experiment) if experiment is not None else None
     with within(path):
         return parse(
@@ -134,33 +137,35 @@ def parse(
             )
         experiment = locate(values["experiment"], folder)
     algorithm = values.get("algorithm")
-    if algorithm not in ALGORITHMS:
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         raise UsageError(f"Expected algorithm of {', '.join(ALGORITHMS)}, got {algorithm!r}.")
     derived = parse_derived(subtable(values, "derived"))
     known = {**subtable(values, "map"), **(names or {})}
     used = {each for formula in derived.values() for each in formula.names}
-    size = spec.get("gridSize", GRID_SIZE)
-    combos = spec.get("maxCombo") or None
+    size = _whole("gridSize", spec.get("gridSize"), GRID_SIZE, 1)
+    combos = _whole("maxCombo", spec.get("maxCombo"), 0, 0) or None
+    parameters = tuple(
+        _parameter(each, entry, _setting(each, known, used), size)
+        for each, entry in subtable(values, "parameters").items()
+    )
     return Sweep(
         name=str(values.get("name") or name),
         experiment=experiment,
         objective=_objective(spec),
         algorithm=ALGORITHMS[algorithm],
-        parameters=tuple(
-            _parameter(each, entry, _setting(each, known, used), size)
-            for each, entry in subtable(values, "parameters").items()
-        ),
+        parameters=parameters,
         derived=derived,
         trials=trials if trials is not None else combos,
-        repeats=values.get("trials") or 1,
+        repeats=_whole("trials", values.get("trials"), 1, 1),
         seed=spec.get("seed"),
         pruner=Pruner(name=values.get("pruner", "none")),
-        notes=_notes(algorithm, trials or combos),
+        notes=_notes(algorithm, trials or combos, space_size(parameters)),
     )
 
 
-def _notes(algorithm: str, trials: int | None) -> tuple[str, ...]:
-    if algorithm == "grid" or trials is not None:
+def _notes(algorithm: str, trials: int | None, size: int | None) -> tuple[str, ...]:
+    few = size is not None and size <= DEFAULT_TRIALS
+    if algorithm == "grid" or trials is not None or few:
         return ()
     note = (
         f"maxCombo is 0, an endless search in Comet; this sweep ends after {DEFAULT_TRIALS} "
@@ -174,7 +179,7 @@ def _objective(spec: Mapping[str, Any]) -> Objective:
     for prefix in _PREFIXES:
         metric = metric.removeprefix(prefix)
     metric = METRICS.get(metric, metric)
-    direction = spec.get("objective", natural_direction(metric))
+    direction = spec.get("objective") or natural_direction(metric)
     if direction not in ("maximize", "minimize"):
         raise UsageError(f"Expected objective of maximize, minimize, got {direction!r}.")
     return Objective(metric=metric, direction=direction)
@@ -200,9 +205,9 @@ def _parameter(name: str, entry: Any, setting: str | None, grid_size: int) -> Pa
         return Parameter(name=name, setting=setting, values=_values(name, entry))
     if not isinstance(entry, Mapping):
         return Parameter(name=name, setting=setting, values=(entry,))
-    check_names(entry, _PARAMETER, f"parameters.{name}")
     kind = entry.get("type", "discrete" if "values" in entry else None)
-    if kind in _LISTED or "values" in entry:
+    if kind in _LISTED:
+        check_names(entry, _LISTED_KEYS, f"parameters.{name}")
         return Parameter(name=name, setting=setting, values=_values(name, entry.get("values")))
     if kind not in (*_WHOLE, *_REAL):
         raise UsageError(
@@ -220,13 +225,15 @@ def _range(
         raise UsageError(
             f"Expected scaling of {', '.join(_SCALINGS)} of {name!r}, got {scaling!r}."
         )
-    low, high = (_number(name, key, entry.get(key)) for key in ("min", "max"))
-    normal = scaling in ("normal", "lognormal")
-    mean = _number(name, "mu", entry.get("mu", 0.0))
-    spread = _number(name, "sigma", entry.get("sigma", 1.0))
     points = entry.get("gridSize", entry.get("grid_size", grid_size))
-    if type(points) is not int:
-        raise UsageError(f"Expected a whole gridSize of {name!r}, got {points!r}.")
+    normal = scaling in _NORMAL
+    check_names(entry, _NORMAL_KEYS if normal else _RANGE_KEYS, f"parameters.{name}")
+    low, high = (_number(name, key, entry.get(key)) for key in ("min", "max"))
+    mean, spread = (_number(name, key, entry.get(key)) for key in ("mu", "sigma"))
+    if normal and (mean is None or spread is None):
+        raise UsageError(f"Expected mu and sigma of {name!r} with the scaling {scaling}.")
+    if whole and not all(end is None or end.is_integer() for end in (low, high)):
+        raise UsageError(f"Expected a whole min and max of {name!r}, got {low} and {high}.")
     return Parameter(
         name=name,
         setting=setting,
@@ -234,8 +241,8 @@ def _range(
         low=low if low is None or not whole else round(low),
         high=high if high is None or not whole else round(high),
         log=scaling in ("loguniform", "lognormal"),
-        points=points,
-        mu=mean if normal else None,
+        points=_whole(f"gridSize of {name!r}", points, GRID_SIZE, 1),
+        mu=mean,
         sigma=1.0 if spread is None else spread,
     )
 
@@ -243,9 +250,15 @@ def _range(
 def _values(name: str, values: Any) -> tuple[Any, ...]:
     if not isinstance(values, list) or not values:
         raise UsageError(f"Expected a list of values of {name!r}, got {values!r}.")
-    return (
-        tuple(dict.fromkeys(values)) if all(isinstance(v, str) for v in values) else tuple(values)
-    )
+    return tuple(different(values))
+
+
+def _whole(name: str, value: Any, default: int, least: int) -> int:
+    if value is None:
+        return default
+    if type(value) is not int or value < least:
+        raise UsageError(f"Expected {name} as a whole number >= {least}, got {value!r}.")
+    return value
 
 
 def _number(name: str, key: str, value: Any) -> float | None:

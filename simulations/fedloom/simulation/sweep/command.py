@@ -42,6 +42,11 @@ def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
 )
 @click.option("--trials", type=click.IntRange(1), help="Settings to try, instead of the file's.")
 @click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    help="Simulations of the same settings, each with its own seed, instead of the file's repeats.",
+)
+@click.option(
     "--map",
     "names",
     multiple=True,
@@ -55,23 +60,26 @@ def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
 @click.pass_context
 def sweep(
     ctx: click.Context, *, file: Path, jobs: int, out: Path | None, experiment: str | None,
-    trials: int | None, names: dict[str, str], keep: bool, retry_failed: bool, as_json: bool,
+    trials: int | None, seeds: int | None, names: dict[str, str], keep: bool,
+    retry_failed: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Search an experiment's settings for the best: grid, random or Bayesian, in parallel.
 
-    FILE is a sweep in TOML, or an unchanged Comet Optimizer config in JSON. The same command
-    continues an interrupted sweep. A grid runs each combination once.
+    FILE is a sweep in TOML, or an unchanged Comet Optimizer config: JSON, or a Python literal with
+    comments. The same command continues an interrupted sweep. A grid runs no settings twice.
 
     \b
     Examples:
-      fedloom sweep sweep.toml -j 4
+      fedloom sweep sweep.toml -j 4 --seeds 5
       fedloom sweep comet.json --experiment digits.toml --map width=model.width
     """
     ctx.meta[JSON] = as_json
     load("fedloom.simulation.sweep.runner:run")  # names a missing extra
     from fedloom.simulation.sweep import reading  # noqa: PLC0415 - not needed for --help
 
-    found = reading.read(file, experiment=experiment, names=names, trials=trials)
+    found = reading.read(
+        file, experiment=experiment, names=names, trials=trials, seeds=seeds
+    )  # fmt: skip
     folder = out or Path("out") / file.stem
     for note in found.notes:
         click.echo(f"note: {note}", err=True)

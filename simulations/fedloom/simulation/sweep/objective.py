@@ -11,17 +11,28 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedloom.protocol.errors import UsageError
+from fedloom.server.engine import mode_of
 
 Direction = Literal["maximize", "minimize"]
 SOURCES = ("test", "evaluation", "training")
 """Sources of metrics; `accuracy` without a source is `test.accuracy`."""
-_FALLING = ("loss", "error", "perplexity", "mse", "mae", "rmse", "nll")
+TRAINED = "trained"
+"""Rounds trained, as a metric: every simulation has it."""
 
 
 def natural_direction(metric: str) -> Direction:
-    """The direction in which a metric improves: losses and errors fall, all others rise."""
-    last = metric.rpartition(".")[2].lower()
-    return "minimize" if last.endswith(_FALLING) else "maximize"
+    """The direction in which a metric improves; see `fedloom.server.engine.mode_of`.
+
+    Raises:
+        UsageError: it is unknown.
+    """
+    mode = mode_of(metric)
+    if mode is None:
+        raise UsageError(
+            f'Expected objective with the metric {metric!r}, got none: set "minimize" if less is '
+            'better, or "maximize" if more is.'
+        )
+    return "minimize" if mode == "min" else "maximize"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +76,7 @@ class Objective:
     def rising(self) -> bool:
         """Whether a larger metric is better."""
         if self.target is not None:
-            return natural_direction(self.metric) == "maximize"
+            return mode_of(self.metric) != "min"
         return self.direction == "maximize"
 
     @property
@@ -75,6 +86,8 @@ class Objective:
 
     def measured(self, record: Mapping[str, Any]) -> float | None:
         """The metric in a round's record, or None if it was not measured."""
+        if self.metric == TRAINED:
+            return float(record[TRAINED])
         source, dot, name = self.metric.partition(".")
         values = record.get(source if dot else "test") or {}
         value = values.get(name if dot else self.metric)

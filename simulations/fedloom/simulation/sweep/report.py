@@ -6,8 +6,9 @@ from pathlib import Path
 import click
 
 from fedloom.cli.common.output import show as show_rich
-from fedloom.simulation.sweep import plots, table
+from fedloom.simulation.sweep import table
 from fedloom.simulation.sweep.outcome import SweepResult
+from fedloom.simulation.sweep.pictures.draw import draw_all
 
 
 def write(outcome: SweepResult) -> list[Path]:
@@ -16,10 +17,16 @@ def write(outcome: SweepResult) -> list[Path]:
         return []
     files = [outcome.folder / "trials.csv"]
     table.write_csv(outcome, files[0])
+    means = outcome.folder / "settings.csv"
+    if outcome.sweep.repeats > 1:
+        files.append(means)
+        table.write_means(outcome, means)
+    else:  # of more seeds before
+        means.unlink(missing_ok=True)
     if best := table.best_toml(outcome):
         files.append(outcome.folder / "best.toml")
         files[-1].write_text(best, "utf-8")
-    return files + plots.draw_all(outcome)
+    return files + draw_all(outcome)
 
 
 def show(outcome: SweepResult, files: list[Path], *, as_json: bool) -> None:
@@ -31,6 +38,8 @@ def show(outcome: SweepResult, files: list[Path], *, as_json: bool) -> None:
         return
     click.echo()
     show_rich(table.trials_table(outcome))
+    if note := table.deviation_note(outcome.sweep.repeats):
+        click.echo(note)
     if (more := len(outcome.ranking) - table.MOST) > 0:
         click.echo(f"… and {more} more in trials.csv")
     if outcome.best is not None:

@@ -9,7 +9,7 @@ import selectors
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -89,7 +89,7 @@ def run(
     """
     if jobs < 1:
         raise UsageError(f"Expected at least one job, got {jobs}.")
-    sweep.file  # noqa: B018 - read now, to refuse a missing experiment at once
+    sweep.own  # noqa: B018 - read now, to refuse a missing experiment at once
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         study = TrialStore(sweep, folder)
@@ -135,6 +135,9 @@ class _Running:
     meter: ObjectiveMeter
     rounds: RoundsFile
     trained: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    last: dict[str, Any] = field(default_factory=dict)
     reached: bool = False
     pruned: bool = False
     last_reason: str = ""
@@ -187,7 +190,7 @@ class Runner:
         parameters = space.decode(sweep.parameters, drawn.params)
         self.watcher.started(slot + 1, parameters)
         try:
-            settings = sweep.settings(drawn.params, slot % sweep.repeats)
+            settings = sweep.settings(drawn.params, self.study.place(slot).repeat)
         except UsageError as error:
             self._end(slot, drawn, self._row(slot, drawn, {}, FAILED, None, reason=str(error)))
             return
@@ -221,6 +224,9 @@ class Runner:
     def _advance(self, running: _Running, record: dict[str, Any]) -> None:
         running.rounds.add(record)
         running.trained = max(running.trained, int(record["trained"]))
+        running.bytes_down += record["bytes_down"]
+        running.bytes_up += record["bytes_up"]
+        running.last = record
         running.last_reason = record.get("reason") or running.last_reason
         measured = running.meter.add(record)
         if measured is not None:
@@ -245,11 +251,18 @@ class Runner:
             value = None if running.meter.objective.target is not None else value
         else:
             state, reason = FINISHED, "diverged" if running.meter.diverged else ""
-        seconds = running.process.elapsed_s
-        return self._row(
-            running.slot, running.trial, running.settings, state, value,
-            reason=reason, rounds=running.trained, seconds=seconds,
+        row = self._row(
+            running.slot, running.trial, running.settings, state, value, reason=reason
         )  # fmt: skip
+        return replace(
+            row,
+            rounds=running.trained,
+            seconds=round(running.process.elapsed_s, 3),
+            wall_s=running.last.get("wall_s", 0.0),
+            virtual_s=running.last.get("virtual_s"),
+            bytes_down=running.bytes_down,
+            bytes_up=running.bytes_up,
+        )
 
     @staticmethod
     def _last_value(meter: ObjectiveMeter) -> str:
@@ -261,19 +274,17 @@ class Runner:
 
     def _row(
         self, slot: int, drawn: Trial, settings: dict[str, Any], state: str, value: float | None,
-        *, reason: str = "", rounds: int = 0, seconds: float = 0.0,
+        *, reason: str = "",
     ) -> TrialRow:  # fmt: skip
         sweep = self.study.sweep
         return TrialRow(
             trial=slot + 1,
-            point=slot // sweep.repeats + 1,
+            point=self.study.place(slot).point + 1,
             state=state,
             value=value,
             parameters=space.decode(sweep.parameters, drawn.params),
             derived={name: settings[name] for name in sweep.derived if name in settings},
             settings=settings,
-            rounds=rounds,
-            seconds=round(seconds, 3),
             reason=reason,
         )
 

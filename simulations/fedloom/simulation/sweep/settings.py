@@ -12,14 +12,14 @@ Invariant: two sweeps with equal `identity()` make the same trials with one job.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.settings import call, check_names, subtable, toml, typed, within
+from fedloom.protocol.settings import call, check_names, lookup, subtable, toml, typed, within
 from fedloom.simulation.sweep import space
 from fedloom.simulation.sweep.expression import Expression
 from fedloom.simulation.sweep.objective import Objective, natural_direction
@@ -28,6 +28,8 @@ from fedloom.simulation.sweep.space import Parameter
 ALGORITHMS = ("grid", "random", "tpe")
 PRUNERS = ("none", "median", "asha", "hyperband")
 DEFAULT_TRIALS = 20
+MOST_COMBINATIONS = 100_000
+"""Of a grid without a number of trials."""
 _TARGETS = {"rounds_to_": "rounds", "virtual_s_to_": "virtual_s"}
 _KNOWN = (
     "experiment", "name", "metric", "of", "objective", "algorithm", "trials", "repeats", "seed",
@@ -56,8 +58,8 @@ class Pruner:
     factor: int = 3
 
     def __post_init__(self) -> None:
-        if self.name not in PRUNERS:
-            raise UsageError(f"Expected a pruner of {', '.join(PRUNERS)}, got {self.name!r}.")
+        name = lookup("a pruner", self.name, {each: each for each in PRUNERS})
+        object.__setattr__(self, "name", name)
         for name, least in (("warmup_rounds", 1), ("startup_trials", 1), ("factor", 2)):
             if type(value := getattr(self, name)) is not int or value < least:
                 raise UsageError(f"Expected pruner.{name} >= {least}, got {value!r}.")
@@ -101,7 +103,7 @@ class Sweep:
             raise UsageError(
                 f"Expected an algorithm of {', '.join(ALGORITHMS)}, got {self.algorithm!r}."
             )
-        if not self.parameters:
+        if not self.parameters and self.repeats == 1:
             raise UsageError("[parameters] needs at least one parameter.")
         for name, count in (("trials", self.trials), ("repeats", self.repeats)):
             if count is not None and (type(count) is not int or count < 1):
@@ -111,7 +113,15 @@ class Sweep:
         self._check_names()
         self._check_formulas()
         if self.algorithm == "grid":
-            space.grid_size(self.parameters)
+            self._check_grid()
+
+    def _check_grid(self) -> None:
+        size = space.grid_size(self.parameters)
+        if size > MOST_COMBINATIONS and self.trials is None:
+            raise UsageError(
+                f"The grid has {size:,} combinations, more than {MOST_COMBINATIONS:,}. Give fewer "
+                'values, or set algorithm = "random" and trials.'
+            )
 
     def _check_names(self) -> None:
         settings = [p.setting for p in self.parameters if p.setting] + list(self.derived)
@@ -122,6 +132,11 @@ class Sweep:
             raise UsageError(f"Names that occur more than once: {', '.join(twice)}.")
         if self.seed is not None and "seed" in settings:
             raise UsageError("Set seed as a parameter or as the sweep's seed, not both.")
+        if self.repeats > 1 and "seed" in settings:
+            raise UsageError(
+                f"Expected one of seed and repeats = {self.repeats}: each repeat has its own seed. "
+                "Remove seed from the parameters, or leave repeats and --seeds out."
+            )
 
     def _check_formulas(self) -> None:
         known = {p.name for p in self.parameters} | {p.setting for p in self.parameters}
@@ -141,18 +156,51 @@ class Sweep:
         return frozenset(p.name for p in self.parameters if p.num_values == 1)
 
     @cached_property
+    def points(self) -> tuple[dict[str, Any], ...]:
+        """The grid's combinations that give different settings, in order, as in the study."""
+        size = space.grid_size(self.parameters)
+        grid = (space.combination(self.parameters, i) for i in range(size))
+        return self._different(grid, self.trials)
+
+    def combinations(self) -> Iterator[tuple[dict[str, Any], int]]:
+        """Every combination of a grid, and the number from 1 of the point with its settings."""
+        numbers = {self.key(point): number for number, point in enumerate(self.points, 1)}
+        for index in range(space.grid_size(self.parameters)):
+            drawn = space.combination(self.parameters, index)
+            if (number := numbers.get(self.key(drawn))) is not None:
+                yield drawn, number
+
+    @cached_property
     def num_points(self) -> int:
         """Number of different settings at most."""
         if self.algorithm == "grid":
-            size = space.grid_size(self.parameters)
-            return size if self.trials is None else min(size, self.trials)
+            return len(self.points)
         wanted = DEFAULT_TRIALS if self.trials is None else self.trials
-        size_or_none = space.space_size(self.parameters)
-        return wanted if size_or_none is None else min(wanted, size_or_none)
+        if space.space_size(self.parameters) is None:
+            return wanted
+        return len(self._different(space.every(self.parameters), wanted))
+
+    def _different(
+        self, drawn: Iterable[dict[str, Any]], most: int | None
+    ) -> tuple[dict[str, Any], ...]:
+        """Combinations that give different settings, the first of equal ones, at most so many."""
+        found: dict[str, dict[str, Any]] = {}
+        for each in drawn:
+            found.setdefault(self.key(each), each)
+            if len(found) == most:
+                break
+        return tuple(found.values())
+
+    def key(self, drawn: Mapping[str, Any]) -> str:
+        """A text that is equal for draws that give the same settings."""
+        try:
+            return space.key(self._chosen(drawn))
+        except UsageError:  # a formula without a value: its trial will say so
+            return space.key(space.decode(self.parameters, drawn))
 
     @cached_property
     def file(self) -> tuple[bytes, Mapping[str, Any]]:
-        """The experiment's file: its bytes, and its settings if it is TOML.
+        """The experiment's file: its bytes, and its settings unless it is Python.
 
         Raises:
             UsageError: it cannot be read.
@@ -162,11 +210,34 @@ class Sweep:
         source = self.source_file(self.experiment)
         try:
             content = source.read_bytes()
-            return content, toml.read(source, "an experiment") if source.suffix == ".toml" else {}
         except OSError as error:
             raise UsageError(
                 f"The experiment {source} cannot be read: {error.strerror}."
             ) from error
+        return content, {} if source.suffix == ".py" else toml.read(source, "an experiment")
+
+    @cached_property
+    def own(self) -> Mapping[str, Any]:
+        """The experiment's own settings; a Python file is run for them.
+
+        Raises:
+            UsageError: it cannot be read, or is an `Experiment` without settings to replace.
+        """
+        _, settings = self.file
+        if (
+            isinstance(self.experiment, Mapping)
+            or self.source_file(self.experiment).suffix != ".py"
+        ):
+            return settings
+        from fedloom.simulation import config  # noqa: PLC0415 - it loads PyTorch
+
+        found = config.from_python(str(self.experiment))
+        if not isinstance(found, Mapping):
+            raise UsageError(
+                f"A sweep replaces settings, and {self.experiment} is an Experiment made in "
+                "Python. Make its settings there, as a mapping."
+            )
+        return found
 
     def check_unchanged(self) -> None:
         """Check that the experiment's file is the same as at the start of the sweep.
@@ -198,33 +269,61 @@ class Sweep:
         Raises:
             UsageError: a formula has no value.
         """
+        chosen = self._chosen(drawn)
+        if "workers" not in subtable(self.own, "engine"):
+            chosen.setdefault("engine.workers", 1)
+        return self.with_seed(chosen, repeat)
+
+    def with_seed(self, settings: Mapping[str, Any], repeat: int) -> dict[str, Any]:
+        """The settings with the seed of a repeat, unless they have one.
+
+        One simulation for each of the settings has the experiment's own seed, as the first of
+        several has.
+        """
+        if "seed" in settings or (self.repeats == 1 and self.seed is None):
+            return dict(settings)
+        first = typed("seed", self.own.get("seed", 0), int) if self.seed is None else self.seed
+        return {**settings, "seed": first + repeat}
+
+    def _repetitions(self) -> dict[str, int]:
+        """The number of different settings of a grid that has fewer of them than combinations.
+
+        Studies from before repetitions were left out number the trials of such a grid otherwise.
+        """
+        size = space.grid_size(self.parameters) if self.algorithm == "grid" else 0
+        if size > MOST_COMBINATIONS:
+            return {}
+        grid = (space.combination(self.parameters, i) for i in range(size))
+        num = len(self._different(grid, None))
+        return {"different_settings": num} if num < size else {}
+
+    def _chosen(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
         values = space.decode(self.parameters, drawn)
         chosen = {p.setting: values[p.name] for p in self.parameters if p.setting}
         known = values | chosen
-        chosen |= {name: formula.value(known) for name, formula in self.derived.items()}
-        own = self.file[1]
-        if self.repeats > 1 or self.seed is not None:
-            first = own.get("seed", 0) if self.seed is None else self.seed
-            chosen.setdefault("seed", first + repeat)
-        engine = own.get("engine", {})
-        if "workers" not in engine:
-            chosen.setdefault("engine.workers", 1)
-        return chosen
+        return chosen | {name: formula.value(known) for name, formula in self.derived.items()}
 
     def identity(self) -> dict[str, Any]:
-        """All that determines its trials, as JSON; `trials` may grow and is omitted."""
-        content, settings = self.file
+        """All that determines its trials, as JSON, but for their number: `trials` and `repeats`."""
         return {
-            "experiment": dict(settings) or {"sha256": hashlib.sha256(content).hexdigest()},
+            **self._repetitions(),
+            "experiment": self._experiment_identity(),
             "metric": self.objective.title,
             "objective": self.objective.direction,
             "algorithm": self.algorithm,
-            "repeats": self.repeats,
             "seed": self.seed,
             "pruner": {n: getattr(self.pruner, n) for n in Pruner.__dataclass_fields__},
             "parameters": {p.name: _described(p) for p in self.parameters},
             "derived": {name: formula.text for name, formula in self.derived.items()},
         }
+
+    def _experiment_identity(self) -> dict[str, Any]:
+        content, settings = self.file
+        if settings or isinstance(self.experiment, Mapping):
+            return dict(settings)
+        _, _, name = self.experiment.name.partition(":")
+        named = {"name": name} if name else {}
+        return {"sha256": hashlib.sha256(content).hexdigest(), **named}
 
 
 def _described(parameter: Parameter) -> dict[str, Any]:

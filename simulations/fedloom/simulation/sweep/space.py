@@ -9,7 +9,7 @@ Invariant: combination `i` of a grid depends only on the parameters, as in `iter
 
 import json
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, Literal
@@ -62,9 +62,17 @@ class Parameter:
 
     def __post_init__(self) -> None:
         if self.values:
-            encoded = [json.dumps(value) for value in self.values]
-            if len(set(encoded)) != len(encoded):
-                raise UsageError(f"Expected different values of {self.name}, got {self.values}.")
+            if len(different(self.values)) != len(self.values):
+                raise UsageError(
+                    f"Expected different values of {self.name}, got {list(self.values)}."
+                )
+            stored = [_encode(value) for value in self.values]
+            if len(set(stored)) != len(stored) or any(map(_is_nan, self.values)):
+                raise UsageError(
+                    f"Expected values of {self.name} that differ in the study, got "
+                    f"{list(self.values)}: it stores 1 as true, 0 as false and a list as its text, "
+                    "and nan equals nothing."
+                )
             return
         if self.mu is not None:
             if self.sigma <= 0:
@@ -192,6 +200,10 @@ def _encode(value: Any) -> Scalar:
     return value if isinstance(value, Scalar) else json.dumps(value, sort_keys=True)
 
 
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
 def _same(a: Scalar, b: Scalar) -> bool:
     """Equality that distinguishes 1 and True."""
     return a == b and isinstance(a, bool) == isinstance(b, bool)
@@ -224,21 +236,39 @@ def combination(parameters: Sequence[Parameter], index: int) -> dict[str, Any]:
     return {parameter.name: chosen[parameter.name] for parameter in parameters}
 
 
-def untried(parameters: Sequence[Parameter], tried: Container[str]) -> dict[str, Any] | None:
-    """The first combination of a finite space that was not tried; None if all were.
+def every(parameters: Sequence[Parameter]) -> Iterator[dict[str, Any]]:
+    """Every combination of a finite space, as stored in the study."""
+    whole = [replace(parameter, points=None) for parameter in parameters]
+    return (combination(whole, i) for i in range(grid_size(whole)))
 
-    Args:
-        parameters: with finitely many values each.
-        tried: identities of combinations.
+
+def key(value: Any) -> str:
+    """A text that is equal for equal values.
+
+    >>> key([1.0, "a"]) == key([1, "a"]), key(True) == key(1)
+    (True, False)
     """
-    every = [replace(parameter, points=None) for parameter in parameters]
-    drawn = (combination(every, i) for i in range(grid_size(every)))
-    return next((each for each in drawn if identity(parameters, each) not in tried), None)
+    return json.dumps(_canonical(value), sort_keys=True)
 
 
-def identity(parameters: Sequence[Parameter], drawn: Mapping[str, Any]) -> str:
-    """A key of a combination."""
-    return json.dumps(decode(parameters, drawn), sort_keys=True)
+def different(values: Iterable[Any]) -> list[Any]:
+    """The values without repetitions; `1` and `1.0` are equal.
+
+    >>> different([8, 8.0, 16, True, 1])
+    [8, 16, True, 1]
+    """
+    found: dict[str, Any] = {}
+    for value in values:
+        found.setdefault(key(value), value)
+    return list(found.values())
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _canonical(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def distributions(parameters: Sequence[Parameter]) -> dict[str, BaseDistribution]:

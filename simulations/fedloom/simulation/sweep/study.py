@@ -1,9 +1,10 @@
 """A sweep's trials: which have ended, and which one is next.
 
 They are stored in `study.journal`, so an interrupted sweep can continue. Each simulation has a
-number, its slot: `point · repeats + repeat`. Point `p` of a grid is its combination `p`. Otherwise
-it is drawn with a random stream of `p`, so an interruption, and for random search the number of
-jobs, does not change the draws.
+number, its slot, and a place: its point and its repeat. Slots are given in the order of places, and
+those in the journal stay when the sweep grows to more trials or seeds. Point `p` of a grid is its
+combination `p`. Otherwise it is drawn with a random stream of `p`, so an interruption, and for
+random search the number of jobs, does not change the draws.
 
 Invariant: a trial of Optuna counts if it has a `row`; one without was interrupted, and its slot is
 run again with the same settings.
@@ -12,9 +13,10 @@ run again with the same settings.
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import count, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -37,6 +39,18 @@ ATTEMPTS = 20
 _STATES = {FINISHED: TrialState.COMPLETE, PRUNED: TrialState.PRUNED, FAILED: TrialState.FAIL}
 
 
+class SlotPlace(NamedTuple):
+    """A simulation of a sweep.
+
+    Attributes:
+        point: number of its settings, from 0.
+        repeat: number among the simulations with these settings, from 0.
+    """
+
+    point: int
+    repeat: int
+
+
 class TrialStore:
     """The trials of one sweep, on disk.
 
@@ -55,26 +69,32 @@ class TrialStore:
             pruner=_pruner(sweep.pruner),
             load_if_exists=True,
         )
-        self._check_identity(folder)
+        self._old_repeats = self._check_identity(folder)
         self._distributions = space.distributions(sweep.parameters)
         self._drawn: dict[int, dict[str, Any]] = {}
         self._ended: dict[int, TrialRow] = {}
+        self._places: dict[int, SlotPlace] = {}
         for trial in self._study.trials:
             self._take_in(trial)
+        self._places = self._placed()
 
     @property
     def num_slots(self) -> int:
         """Number of simulations of the sweep."""
-        return self.sweep.num_points * self.sweep.repeats
+        return len(self._places)
 
     @property
     def rows(self) -> tuple[TrialRow, ...]:
-        """Rows of all simulations that ended, by number."""
-        return tuple(self._ended[slot] for slot in sorted(self._ended))
+        """Rows of the sweep's simulations that ended, by number; others are left out."""
+        return tuple(self._ended[slot] for slot in sorted(self._ended) if slot in self._places)
 
     def missing(self) -> list[int]:
         """Slots of simulations that have not ended, in order."""
-        return [slot for slot in range(self.num_slots) if slot not in self._ended]
+        return [slot for slot in sorted(self._places) if slot not in self._ended]
+
+    def place(self, slot: int) -> SlotPlace:
+        """The point and the repeat of a simulation."""
+        return self._places[slot]
 
     def retry_failed(self) -> None:
         """Free the slots of simulations that failed."""
@@ -82,12 +102,14 @@ class TrialStore:
 
     def start(self, slot: int) -> Trial:
         """Start a slot: draw its settings, or reuse those of its interrupted trial."""
-        drawn = self._drawn.get(slot) or self._drawn.get(slot - slot % self.sweep.repeats)
+        point = self._places[slot].point
+        drawn = self._drawn.get(point)
         if drawn is None and self.sweep.algorithm == "grid":
-            drawn = space.combination(self.sweep.parameters, slot // self.sweep.repeats)
-        trial = self._ask(_Fixed(drawn)) if drawn else self._draw(slot // self.sweep.repeats)
+            drawn = self.sweep.points[point]
+        trial = self._draw(point) if drawn is None else self._ask(_Fixed(drawn))
+        trial.set_user_attr("place", self._places[slot])
         trial.set_user_attr("slot", slot)
-        self._drawn[slot] = dict(trial.params)
+        self._drawn[point] = dict(trial.params)
         return trial
 
     def report(self, trial: Trial, step: int, signal: float) -> bool:
@@ -108,28 +130,44 @@ class TrialStore:
         """Close the file."""
         self._journal.close()
 
-    def _check_identity(self, folder: Path) -> None:
+    def _check_identity(self, folder: Path) -> int:
+        """Refuse another sweep; returns the number of repeats of trials without a place."""
         mine = json.loads(json.dumps(self.sweep.identity(), default=str))
         known = self._study.user_attrs.get("sweep")
         if known is None:
             self._study.set_user_attr("sweep", mine)
-            return
-        if differences := _differences(known, mine):
+            return 1
+        known = dict(known)
+        old_repeats = int(known.pop("repeats", 1))
+        if differences := _differences(known, mine) or _reordered(known, mine):
             self.close()
             raise UsageError(
                 f"{folder} has another sweep: {'; '.join(differences[:5])}. Choose another --out, "
                 "or delete that folder."
             )
+        return old_repeats
+
+    def _placed(self) -> dict[int, SlotPlace]:
+        """The place of each slot of the sweep: the stored ones, then the free slots in order."""
+        known = {place: slot for slot, place in self._places.items()}
+        free = (slot for slot in count() if slot not in self._places)
+        wanted = product(range(self.sweep.num_points), range(self.sweep.repeats))
+        places = (SlotPlace(point, repeat) for point, repeat in wanted)
+        return {known[p] if p in known else next(free): p for p in places}
 
     def _take_in(self, trial: FrozenTrial) -> None:
         attributes = trial.user_attrs
         slot, row = attributes.get("slot"), attributes.get("row")
-        if row is not None and slot is not None:
-            self._ended[slot] = TrialRow(**row)
         if slot is not None:
-            self._drawn[slot] = dict(trial.params)
+            place = SlotPlace(*attributes.get("place", divmod(slot, self._old_repeats)))
+            self._places[slot] = place
+            self._drawn[place.point] = dict(trial.params)
+            if row is not None:
+                ended = TrialRow.from_dict(row)
+                settings = self.sweep.with_seed(ended.settings, place.repeat)
+                self._ended[slot] = replace(ended, settings=settings)
         if trial.state == TrialState.RUNNING:
-            self._tell(trial.number, None if row is None else TrialRow(**row))
+            self._tell(trial.number, None if row is None else TrialRow.from_dict(row))
 
     def _tell(self, trial: Trial | int, row: TrialRow | None) -> None:
         state = TrialState.FAIL if row is None else _STATES[row.state]
@@ -139,18 +177,17 @@ class TrialStore:
     def _draw(self, point: int) -> Trial:
         """Draw settings that were not tried yet."""
         parameters = self.sweep.parameters
-        tried = {space.identity(parameters, drawn) for drawn in self._drawn.values()}
+        tried = {self.sweep.key(drawn) for drawn in self._drawn.values()}
         numbers = stream(self.sweep.seed or 0, "sweep", point)
         finite = space.space_size(parameters) is not None
         for attempt in range(ATTEMPTS):
             trial = self._ask(_sampler(self.sweep.algorithm, int(numbers.integers(1 << 31))))
-            new = space.identity(parameters, trial.params) not in tried
+            new = self.sweep.key(trial.params) not in tried
             if new or (attempt == ATTEMPTS - 1 and not finite):
                 return trial
             self._study.tell(trial, state=TrialState.FAIL)
-        left = space.untried(parameters, tried)
-        assert left is not None, "slots do not exceed combinations"
-        return self._ask(_Fixed(left))
+        every = space.every(parameters)  # has more different settings than there are slots
+        return self._ask(_Fixed(next(each for each in every if self.sweep.key(each) not in tried)))
 
     def _ask(self, sampler: BaseSampler) -> Trial:
         self._study.sampler = sampler
@@ -224,3 +261,9 @@ def _differences(known: Any, mine: Any, path: str = "") -> list[str]:
     if json.dumps(known) == json.dumps(mine):
         return []
     return [f"{path} was {json.dumps(known)}, is {json.dumps(mine)}"]
+
+
+def _reordered(known: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+    """The parameters' order, which numbers a grid's combinations, if it changed."""
+    before, now = (", ".join(each["parameters"]) for each in (known, mine))
+    return [] if before == now else [f"parameters were in the order {before}, are {now}"]

@@ -4,16 +4,18 @@
 It writes a line for each round and waits for the answer, then a last line with the result. Other
 output of the simulation goes to the log.
 
-Invariant: if the parent has ended, the process ends after its current round at the latest.
+Invariant: if the parent has ended, the process ends at once, so that the next run of its trial has
+its folder to itself.
 """
 
 import json
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, TextIO
 
 from fedloom.cli.common.load_code import find
@@ -43,7 +45,8 @@ def simulate_trial(
     from fedloom.simulation import config  # noqa: PLC0415 - takes seconds
     from fedloom.simulation.api import simulate  # noqa: PLC0415
 
-    return simulate(config.load(experiment, settings), out=out, on_round=on_round, show=False)
+    described = config.load(experiment, settings)
+    return simulate(described, out=out, on_round=lambda record, _: on_round(record), show=False)
 
 
 def main() -> None:
@@ -51,15 +54,28 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the parent
     with os.fdopen(os.dup(1), "w", buffering=1) as reports:
         os.dup2(2, 1)
-        _run(json.loads(sys.stdin.readline()), reports)
+        lines: SimpleQueue[bytes] = SimpleQueue()
+        Thread(target=_listen, args=(lines,), daemon=True).start()
+        _run(json.loads(lines.get()), reports, lines)
 
 
-def _run(order: Mapping[str, Any], reports: TextIO) -> None:
+def _listen(lines: SimpleQueue[bytes]) -> None:
+    """Pass on the parent's lines; end the process when the parent has ended.
+
+    It reads the file descriptor: a thread that waits in `sys.stdin` would hold its lock at exit.
+    """
+    rest = b""
+    while chunk := os.read(0, 1 << 16):
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            lines.put(line)
+    os._exit(1)
+
+
+def _run(order: Mapping[str, Any], reports: TextIO, answers: SimpleQueue[bytes]) -> None:
     def on_round(record: RoundRecord) -> bool:
         _send(reports, {"round": record.as_dict()})
-        if not (answer := sys.stdin.readline()):
-            raise SystemExit(1)
-        return bool(json.loads(answer)["stop"])
+        return bool(json.loads(answers.get())["stop"])
 
     try:
         run: Callable[..., Result] = find(order["run"])

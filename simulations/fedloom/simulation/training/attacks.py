@@ -163,7 +163,7 @@ def attack(table: Mapping[str, Any]) -> Attack | None:
     """
     if not table:
         return None
-    name, settings = named(table, "attack")
+    name, settings = named(table, "attack", ATTACKS)
     build = lookup("an attack", name, ATTACKS)
     if isinstance(settings.get("spared"), list):
         settings["spared"] = tuple(settings["spared"])

@@ -82,6 +82,7 @@ class BufferTrainer:
         play = played()
         result = Trained(play.play, self._trainer.empty(), sizes=sizes)
         done: dict[TaskOf, Report] = {}
+        reached: set[TaskOf] = set()
         while True:
             known = len(sizes)
             failed: dict[TaskOf, str] = {}
@@ -103,6 +104,7 @@ class BufferTrainer:
                 )
                 done |= {(origin, r.client): r for r in reports if not r.refused}
                 failed |= {(origin, r.client): r.reason for r in reports if r.refused}
+                reached |= {(origin, r.client) for r in reports if r.refused and r.reached}
             reasons |= failed
             latest = {**counted} | {names[place]: origin for origin, place in done}
             if not failed:
@@ -115,7 +117,8 @@ class BufferTrainer:
         result.reports = list(done.values())
         result.refused = {task[1]: reasons[task] for task in play.play.refused}
         result.asked_in = {place: origin for origin, place in done}
-        result.came = [task for task, r in done.items() if r.has_tensors] + [*play.play.refused]
+        result.came = [task for task, r in done.items() if r.has_tensors]
+        result.came += [task for task in play.play.refused if task in reached]
         return result, _between(play, versions)
 
     def _tasks(self, what: Next, config: BufferConfig) -> dict[int, RoundTask]:

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.container import read_params, write_file
-from fedloom.server.engine import RunProgress
+from fedloom.server.engine import BestModel, RunProgress
 from fedloom.server.planning.advance import TrainingState
 from fedloom.strategies.privacy import Participations
 from fedloom.strategies.state import state_from_arrays, state_to_arrays
 
 _MODEL, _STATE, _HELD, _HISTORY = "model/", "state/", "held/", "history/"
-_VERSION, _NOTE, _DOWNLOADED = "version/", "note", "downloaded/"
+_VERSION, _NOTE, _DOWNLOADED, _BEST = "version/", "note", "downloaded/", "best/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,17 +30,20 @@ class Checkpoint:
     Attributes:
         progress: of the run; no round is open.
         training: the state that the next round starts from.
+        best: the best model so far; None for none.
         history: selection's observations of the clients, as arrays.
         virtual_s: the virtual clock.
         wall_s: seconds spent so far.
         settings: digest of the settings that must be equal to resume.
         engine: the kernel of the rounds so far.
         reached: whether the goal of [stop] was reached.
+        total_bytes: that clients sent and received; None from versions that did not count them.
         counted: client → its last committed round, if clients remember something.
         files: of the next round's tasks, as plain values; None from versions without them.
         downloaded: versions of the files that clients have, as arrays.
         flight: clients at work between two buffers, as plain values; None for none.
         versions: round → its model, for rounds with clients at work.
+        origins: digests of code, data and initial values; empty from versions without them.
     """
 
     progress: RunProgress
@@ -56,6 +59,9 @@ class Checkpoint:
     downloaded: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     flight: Mapping[str, Any] | None = None
     versions: Mapping[int, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
+    best: Mapping[str, NDArray[Any]] | None = None
+    total_bytes: int | None = None
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, path: Path, places: Mapping[str, int]) -> None:
         """Replace the file durably.
@@ -66,6 +72,7 @@ class Checkpoint:
         """
         training = self.training
         held = {} if training.held is training.model else training.held
+        best = {} if self.best is None or self.best is training.model else self.best
         note = {
             "progress": asdict(self.progress),
             "virtual_s": self.virtual_s,
@@ -73,6 +80,7 @@ class Checkpoint:
             "settings": self.settings,
             "engine": self.engine,
             "reached": self.reached,
+            "total_bytes": self.total_bytes,
             "counted": sorted((places[name], n) for name, n in self.counted.items()),
             "taken": sorted(places[name] for name in training.participations.excluded),
             "took_part": sorted(
@@ -81,6 +89,7 @@ class Checkpoint:
             "files": self.files,
             "flight": self.flight,
             "versions": sorted(self.versions),
+            "origins": dict(self.origins),
         }
         arrays: dict[str, NDArray[Any]] = {
             _NOTE: np.frombuffer(json.dumps(note).encode(), np.uint8)
@@ -89,6 +98,7 @@ class Checkpoint:
         state = state_to_arrays(training.strategy)
         arrays |= {_STATE + name: array for name, array in state.items()}
         arrays |= {_HELD + name: array for name, array in held.items()}
+        arrays |= {_BEST + name: array for name, array in best.items()}
         arrays |= {_HISTORY + name: array for name, array in self.history.items()}
         arrays |= {_DOWNLOADED + name: array for name, array in self.downloaded.items()}
         for number, params in self.versions.items():
@@ -115,9 +125,11 @@ class Checkpoint:
         if note["settings"] != settings:
             raise UsageError(
                 f"{path.parent} was begun with other settings. Resume with those in its config "
-                "file, or choose another --out."
+                "file, or choose another folder."
             )
-        progress = RunProgress(**note["progress"])
+        found = note["progress"].pop("best", None)  # None also in older folders
+        best = None if found is None else BestModel(**found)
+        progress = RunProgress(**note["progress"], best=best)
         model = _under(arrays, _MODEL)
         training = TrainingState(
             model=model,
@@ -125,21 +137,26 @@ class Checkpoint:
             held=_under(arrays, _HELD) or model,
             trained=progress.trained,
             participations=_participations(note, names, progress.trained),
+            best=best,
         )
+        has_best = best is not None and best.round is not None
         return cls(
             progress=progress,
             training=training,
+            best=(_under(arrays, _BEST) or model) if has_best else None,
             history=_under(arrays, _HISTORY),
             virtual_s=note["virtual_s"],
             wall_s=note["wall_s"],
             settings=settings,
             engine=note["engine"],
             reached=note["reached"],
+            total_bytes=note.get("total_bytes"),
             counted={names[place]: number for place, number in note["counted"]},
             files=note.get("files"),
             downloaded=_under(arrays, _DOWNLOADED),
             flight=note.get("flight"),
             versions={n: _under(arrays, f"{_VERSION}{n}/") for n in note.get("versions", ())},
+            origins=note.get("origins", {}),
         )
 
 

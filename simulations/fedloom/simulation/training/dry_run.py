@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedloom.client.torch import augment
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.data.population import Examples
+from fedloom.protocol.user_code import summarised
+from fedloom.simulation.data.population import Examples, Population
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.sources.finite import intact
-from fedloom.simulation.workers.failures import summarised
 from fedloom.strategies import RoundSettings
 
 _TRIED = 2
@@ -43,24 +44,50 @@ def check_fit(experiment: Experiment, device: torch.device) -> None:
         return
     population = experiment.population
     shard = np.resize(population.shards[int(population.sizes.argmax())], _TRIED)
-    x, y = _taken(population.examples, shard)
+    if population.num_classes is not None:  # a model with too few outputs fails on the last class
+        labels = population.examples.y
+        shard[-1] = labels.reshape(len(labels), -1).max(axis=1).argmax()
+    x, y = _taken(population, population.examples, shard)
     try:
         with _trying(broadcast="error"):
-            loss: Any = experiment.loss(experiment.model().train()(x), y)
+            output = experiment.model().train()(x)
+            loss: Any = experiment.loss(output, y)
     except Exception as error:
         if device.type != "cpu":
             return
         raise UsageError(
-            f"The model or the loss fails on inputs {_kind(x)} and targets {_kind(y)}: "
-            f"{summarised(error)}. Choose another model.name or model.loss, or other data."
+            f"The model or the loss fails on inputs {_kind(x)} and targets {_kind(y)}"
+            f"{_classes(population)}: {summarised(error)}. Choose another model.name or "
+            "model.loss, or other data."
         ) from error
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         came = f"a tensor of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else repr(loss)
         raise UsageError(
             f"The loss must return one number, the mean over a batch; it returned {came}."
         )
+    _check_is_mean(experiment.loss, output, y, loss)
     _check_alone(experiment)
     _check_finite(experiment)
+
+
+def _check_is_mean(loss: Any, output: Any, y: torch.Tensor, value: torch.Tensor) -> None:
+    """Refuse a sum over a batch, and outputs that broadcast against targets: [N, 1] and [N]."""
+    if getattr(loss, "reduction", "") == "sum":
+        raise UsageError(
+            "The loss must return the mean over a batch; it has reduction = 'sum'. Remove it."
+        )
+    if y.ndim != 1 or not y.is_floating_point() or getattr(output, "shape", 0) != (len(y), 1):
+        return
+    try:
+        alike = loss(output.squeeze(-1), y)
+    except Exception:  # noqa: BLE001 - the loss needs the second axis
+        return
+    if not torch.allclose(alike, value, rtol=1e-3, equal_nan=True):
+        raise UsageError(
+            f"Outputs of shape {list(output.shape)} broadcast against targets of shape "
+            f"{list(y.shape)}: the loss is then {value.item():g}, but {alike.item():g} with "
+            "outputs of the targets' shape. Remove the last axis: output.squeeze(-1)."
+        )
 
 
 def _check_alone(experiment: Experiment) -> None:
@@ -74,7 +101,11 @@ def _check_alone(experiment: Experiment) -> None:
     if not alone.any():
         return
     client = int(np.where(alone, sizes, sizes.max() + 1).argmin())
-    x, y = _taken(experiment.population.examples, experiment.population.shards[client][:1])
+    x, y = _taken(
+        experiment.population,
+        experiment.population.examples,
+        experiment.population.shards[client][:1],
+    )
     try:
         with _trying(broadcast="ignore"):
             experiment.loss(experiment.model().train()(x), y)
@@ -149,7 +180,11 @@ def _trouble(
     flawed = np.flatnonzero(~whole & held)[:1]
     if not len(flawed):
         return ""
-    x, y = _taken(examples, np.resize(np.append(flawed, np.flatnonzero(whole)[:1]), _TRIED))
+    x, y = _taken(
+        experiment.population,
+        examples,
+        np.resize(np.append(flawed, np.flatnonzero(whole)[:1]), _TRIED),
+    )
     try:
         with _trying(broadcast="ignore"):
             model = experiment.model().train()
@@ -164,9 +199,26 @@ def _trouble(
     return "" if all(torch.isfinite(grad).all() for grad in grads) else "gradients that are NaN"
 
 
-def _taken(examples: Examples, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+def _taken(
+    population: Population, examples: Examples, indices: NDArray[np.int64]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Some examples, transformed as in training.
+
+    Raises:
+        UsageError: a transform fails.
+    """
     x, y = (torch.from_numpy(np.ascontiguousarray(a[indices])) for a in (examples.x, examples.y))
-    return x, y
+    if population.transform is None:
+        return x, y
+    draws = augment.Draws(0, 0, torch.arange(len(x)), len(x))
+    try:
+        return population.transform.train(x, draws), y
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"data.transform fails on inputs {_kind(x)}: {summarised(error)}. Change or remove it."
+        ) from error
 
 
 @contextmanager
@@ -175,6 +227,13 @@ def _trying(*, broadcast: Literal["error", "ignore"]) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]), catch_warnings():
         filterwarnings(broadcast, message="Using a target size")
         yield
+
+
+def _classes(population: Population) -> str:
+    """The range of class numbers, in words; empty for other targets."""
+    if population.num_classes is None:
+        return ""
+    return f" (classes 0 to {population.num_classes - 1})"
 
 
 def _kind(tensor: torch.Tensor) -> str:

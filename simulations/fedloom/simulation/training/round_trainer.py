@@ -10,13 +10,14 @@ then trained, whether its update counts or not, and the round is played again wi
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 
 from fedloom.client.api import Weighting
 from fedloom.client.update.clip_and_noise import Guard
 from fedloom.protocol.task_description import TaskDescription, task_seed
 from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
 from fedloom.server.engine import RoundKind, RoundState
+from fedloom.server.engine.masked_round import TOO_FEW_READY
 from fedloom.server.planning.observations import CohortMember
 from fedloom.server.planning.round_result import ClientMetrics
 from fedloom.server.planning.spec import RunSpec
@@ -27,11 +28,13 @@ from fedloom.simulation.clock.round_clock import Clock
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.kernels.base import ClientJob, Measurement, Params, RoundTask
 from fedloom.simulation.output.history import WorkerShare
+from fedloom.simulation.training import masked_session, masked_sum
 from fedloom.simulation.training.spooled_updates import Spooled
 from fedloom.simulation.training.traffic import Downloaded, Files, Traffic
 from fedloom.simulation.workers.base import Progress, Report, RoundWork, WorkerGroup
 from fedloom.simulation.workers.placement import TimeModel, grouped, longest_first
 from fedloom.strategies import Partial, Updates
+from fedloom.strategies.masking.over_sessions import SessionUpdates
 from fedloom.strategies.privacy import Stream
 from fedloom.strategies.selection import History
 
@@ -81,7 +84,9 @@ class Trained:
         shares: of the work, by worker.
         asked_in: accepted client → the round of its task; for buffers.
         came: tasks whose updates reached the server.
+        words: the sums of the words of a masked round; None in others.
         sizes: of updates whose bytes depend on the values.
+        sessions: the sum of each masking session and of its weights, for rules over them.
     """
 
     play: Play
@@ -92,7 +97,9 @@ class Trained:
     updates: Updates | None = None
     asked_in: dict[int, int] = field(default_factory=dict)
     came: Collection[TaskOf] = ()
+    words: Mapping[str, int] | None = None
     sizes: Sizes = field(default_factory=dict)
+    sessions: list[tuple[Partial, float]] = field(default_factory=list)
 
     @property
     def committed(self) -> bool:
@@ -139,6 +146,7 @@ class Trainer:
         self._times = TimeModel(self._sizes)
         self.clock = Clock(experiment.population.names, experiment.devices)
         self._stream = stream_of(experiment.spec)
+        self._asked: tuple[Next, TaskDescription] | None = None
 
     def run(
         self,
@@ -164,34 +172,108 @@ class Trainer:
         result = Trained(self._play(what, start_s, (), sizes), self.empty(), sizes=sizes)
         done: dict[int, Report] = {}
         reasons: dict[int, str] = {}
+        reached: set[int] = set()
+        accepted: set[int] = set()
         while True:
             known = len(sizes)
             refused: dict[int, str] = {}
             if result.committed:
-                accepted = set(result.play.places)
+                names = self.experiment.population.names
+                quorum = self.experiment.spec.round_config().quorum
+                accepted = masked_sum.ready(task, names, result.play.places, quorum)
                 if done.keys() - accepted:
                     # The selection changed: the sum must not contain other clients.
-                    done, result.partial = {}, self.empty()
+                    done, result.partial, result.sessions = {}, self.empty(), []
                 jobs = [self.job(number, each, counted) for each in accepted - done.keys()]
-                new = self.train(params, task, jobs, result, progress, total=result.partial)
+                new = self._summed(params, task, jobs, result, progress)
                 done |= {report.client: report for report in new if not report.refused}
                 refused = {report.client: report.reason for report in new if report.refused}
                 reasons |= refused
+                reached |= {report.client for report in new if report.reached}
+            if refused and task.masking is not None:
+                # Noise and rules depend on who is with whom: form sessions without the refused.
+                done, result.partial, result.sessions = {}, self.empty(), []
             if not refused:
                 self.measure(params, task, result, counted)
-                if len(sizes) == known:
-                    break
+                if self.experiment.devices is None or len(sizes) == known:
+                    break  # without devices, no time depends on bytes
             result.play = self._play(what, start_s, reasons, sizes)
         result.reports = [done[place] for place in result.play.places if place in done]
         result.refused = {place: reasons[place] for _, place in result.play.refused}
-        result.came = [(number, r.client) for r in result.reports if r.has_tensors]
-        result.came += result.play.refused
+        # The clients of an abandoned round are not all trained.
+        sent = [p for p in result.play.places if p not in done or done[p].has_tensors]
+        sent += [place for _, place in result.play.refused if place in reached]
+        if task.masking is not None:
+            self._close_masked(task, result, accepted)
+            sent = [report.client for report in result.reports]
+        result.came = [(number, place) for place in sent]
         if self._spool is not None:
             result.updates = self._spool.updates(number, result.reports)
+        elif self.experiment.spec.needs == "sessions":
+            result.updates = SessionUpdates(result.sessions)
         return result
 
+    def _close_masked(self, task: RoundTask, result: Trained, members: Collection[int]) -> None:
+        """Note the sums of a masked round's words; abandon one without any session."""
+        if result.committed and not members:
+            assert task.masking is not None
+            quorum, least = self.experiment.spec.round_config().quorum, task.masking.min_group
+            reason = f"{TOO_FEW_READY}: expected at least {quorum} in sessions of {least} or more"
+            reason += f" with one width, got fewer of {len(result.play.places)}"
+            result.play = replace(result.play, state=RoundState.ABANDONED, reason=reason)
+        result.words = masked_sum.word_sums(self.experiment.spec, task, result.reports)
+
+    def _summed(
+        self, params: Params, task: RoundTask, jobs: list[ClientJob], result: Trained,
+        progress: Progress,
+    ) -> list[Report]:  # fmt: skip
+        """Train clients and add their updates to the round's sum; session by session if masked."""
+        if task.masking is None:
+            return self.train(params, task, jobs, result, progress, total=result.partial)
+        reports: list[Report] = []
+        spec, names = self.experiment.spec, self.experiment.population.names
+        for members in masked_sum.sessions(task, names, jobs):
+            total, moved = self.empty(), partial(_moved, progress, len(reports))
+            if task.masking.simulate == "full":
+                found = self._masked(params, task, members, result, moved, total=total)
+            else:
+                found = self.train(params, task, members, result, moved, total=total)
+            size = len(members)
+            weight = masked_sum.merge_session(
+                result.partial, total, found, task, spec, members=size
+            )
+            if spec.needs == "sessions" and total.count:
+                result.sessions.append((total, weight))
+            reports += found
+        return reports
+
+    def _masked(
+        self, params: Params, task: RoundTask, jobs: list[ClientJob], result: Trained,
+        progress: Progress, *, total: Partial,
+    ) -> list[Report]:  # fmt: skip
+        """As `train`, but the sum is what a masking session of these clients gives."""
+        assert task.masking is not None
+        spec, names = self.experiment.spec, self.experiment.population.names
+        reports: list[Report] = []
+        members: dict[str, tuple[Partial, tuple[int, ...]]] = {}
+        for job in jobs:  # one by one: the sum of a group would hide each member's
+            own, moved = self.empty(), partial(_moved, progress, len(reports))
+            [report] = self.train(params, task, [job], result, moved, total=own)
+            reports.append(report)
+            if not report.refused:
+                total.merge(own)
+                words = masked_sum.word_sums(spec, task, [report]) or {}
+                members[names[job.client]] = own, tuple(words.values())
+        if len(members) >= masked_session.LEAST:  # fewer if updates were refused
+            masked_session.sum_in_session(
+                total, members, sum_bits=task.masking.sum_bits, run=task.run, number=task.round
+            )
+        return reports
+
     def asked(self, what: Next) -> TaskDescription:
-        """The task of a round as a server describes it, with its files."""
+        """The task of a round as a server describes it, with its files; the last one is kept."""
+        if self._asked is not None and self._asked[0] is what:
+            return self._asked[1]
         spec = self.experiment.spec
         asked = describe(
             spec,
@@ -201,7 +283,8 @@ class Trainer:
             kind=what.kind,
             clip=what.clip,
         )
-        return what.files.of(asked)
+        self._asked = what, what.files.of(asked)
+        return self._asked[1]
 
     def task(self, what: Next) -> RoundTask:
         """The task of a round."""
@@ -224,9 +307,11 @@ class Trainer:
             spool="" if self._spool is None else self._spool.folder,
             attack=self.experiment.attack,
             attackers=self._attackers,
+            own_code=self.experiment.client is not None,
             personal=asked.personal,
             adapters=asked.adapters,
             guard=guard,
+            masking=self.experiment.spec.build_masking(),
         )
 
     def job(self, number: int, client: int, counted: Mapping[str, int]) -> ClientJob:
@@ -269,17 +354,25 @@ class Trainer:
 
         return upload_bytes
 
-    def bytes_down(self, what: Next, done: Trained) -> int:
-        """Bytes that the clients of a round downloaded."""
+    def bytes_down(self, what: Next, done: Trained) -> dict[int, int]:
+        """Bytes that each client of a round downloaded, by its index."""
         each = what.downloaded.bytes_of(self.asked(what), what.files)
-        return int(each[list(done.play.took)].sum())
+        return {place: int(each[place]) for place in done.play.took}
 
-    def bytes_up(self, what: Next, done: Trained) -> int:
-        """Bytes of the updates of a round that reached the server."""
+    def passes(self, what: Next, done: Trained) -> tuple[int, int]:
+        """Examples that the clients of a round pass forward and backward, and forward alone."""
+        work, took = self.traffic.work(self.asked(what)), list(done.play.took)
+        return int(work.trained[took].sum()), int(work.evaluated[took].sum())
+
+    def bytes_up(self, what: Next, done: Trained) -> list[tuple[int, int]]:
+        """The client's index and the bytes of each update that reached the server in a round."""
         upload_bytes = cache(
-            lambda number: self._upload_bytes(self.asked(replace(what, number=number)), done.sizes)
+            lambda number: self._upload_bytes(
+                self.asked(what if number == what.number else replace(what, number=number)),
+                done.sizes,
+            )
         )
-        return sum(upload_bytes(number)(client) for number, client in done.came)
+        return [(client, upload_bytes(number)(client)) for number, client in done.came]
 
     def measure(
         self, params: Params, task: RoundTask, result: Trained, counted: Mapping[str, int]
@@ -292,7 +385,7 @@ class Trainer:
             result: as played and trained until now; its `sizes` are extended.
             counted: as for `run`.
         """
-        if not task.sizes_vary or self.experiment.devices is None:
+        if not task.sizes_vary or (self.experiment.devices is None and result.committed):
             return
         jobs = [
             self.job(task.round, client, counted)
@@ -317,6 +410,10 @@ class Trainer:
             result.sizes.update(found | result.sizes)
         result.shares = _added(result.shares, gave.shares)
         return gave.reports
+
+
+def _moved(progress: Progress, done: int, more: int) -> None:
+    progress(done + more)
 
 
 def stream_of(spec: RunSpec) -> Stream | None:

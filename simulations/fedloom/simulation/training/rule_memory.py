@@ -39,7 +39,7 @@ class Memory:
         if not path.exists():
             raise UsageError(
                 f"The memory of client {client} of round {number}, {path}, is missing. Begin the "
-                "simulation again, without --resume."
+                "simulation again, in another folder."
             )
         return {name: np.array(array) for name, array in read_params(path).items()}
 

@@ -39,10 +39,18 @@ from fedloom.server.planning.round_result import (
 )
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.simulation.clock.buffer_clock import Flight
+from fedloom.simulation.clock.deadline import check_deadline
+from fedloom.simulation.clock.devices import Load
 from fedloom.simulation.experiment import Experiment
-from fedloom.simulation.output.history import RoundRecord, spread_of
+from fedloom.simulation.kernels.metrics import measured
+from fedloom.simulation.output import words
+from fedloom.simulation.output.history import ClientRecord, RoundRecord, spread_of
+from fedloom.simulation.training import masked_sum
 from fedloom.simulation.training.buffer_trainer import Between, BufferTrainer
 from fedloom.simulation.training.checkpoint import Checkpoint
+from fedloom.simulation.training.client_records import client_records
+from fedloom.simulation.training.evaluate import evaluated
+from fedloom.simulation.training.origins import MODEL, changes, origins
 from fedloom.simulation.training.round_trainer import (
     Next,
     Trained,
@@ -53,6 +61,7 @@ from fedloom.simulation.training.round_trainer import (
 )
 from fedloom.simulation.training.rule_memory import Memory
 from fedloom.simulation.training.spooled_updates import Spooled, check, is_needed
+from fedloom.simulation.training.stop import check_measured, reaches
 from fedloom.simulation.training.traffic import Downloaded, Files, Sent, Traffic, bytes_beside
 from fedloom.simulation.workers.base import Progress, Report
 from fedloom.simulation.workers.setup import WorkerSetup, set_up_workers
@@ -75,26 +84,42 @@ class Simulation:
         experiment: to simulate.
         checkpoint: the file of its checkpoint; None for none.
         resume: resume from the checkpoint; begin if there is none.
+        accept_changes: resume also with other code, data or initial values than before.
 
     Attributes:
         reached: whether the goal of [stop] was reached.
+        changes: the changes that were accepted, in words.
 
     Raises:
-        UsageError: the experiment is invalid, or was begun with other settings.
+        UsageError: the experiment is invalid, or was begun with other settings, code or data.
     """
 
     def __init__(
-        self, experiment: Experiment, checkpoint: Path | None = None, *, resume: bool = False
+        self,
+        experiment: Experiment,
+        checkpoint: Path | None = None,
+        *,
+        resume: bool = False,
+        accept_changes: bool = False,
     ) -> None:
         check(experiment)
+        masked_sum.check(experiment)
+        evaluates = experiment.evaluate is not None
+        check_measured(experiment.stop, experiment.metrics, evaluates=evaluates)
         self.experiment = experiment
         self._path = checkpoint
         self._settings = settings_digest(experiment)
         before = None
+        self.changes: list[str] = []
         if resume:
             assert checkpoint is not None
             before = Checkpoint.read(checkpoint, self._settings, experiment.population.names)
             _check_rounds(before, experiment.spec.rounds)
+        self._origins = {} if checkpoint is None else origins(experiment)
+        if before is not None:
+            self.changes = changes(before.origins, self._origins)
+            if self.changes and not accept_changes:
+                raise _changed(self.changes)
         self.worker_setup: WorkerSetup = set_up_workers(
             experiment, None if before is None else before.engine
         )
@@ -110,9 +135,12 @@ class Simulation:
         self._run = Run(
             experiment.spec.run_config(), progress=None if before is None else before.progress
         )
+        self._best: Params | None = None if before is None else before.best
         self._virtual_s, self._spent_s = 0.0, 0.0
+        self._total_bytes: int | None = 0
         if before is not None:
             self._virtual_s, self._spent_s = before.virtual_s, before.wall_s
+            self._total_bytes = before.total_bytes
         self._counted: Mapping[str, int] = {} if before is None else before.counted
         self._buffer = experiment.spec.buffer_config()
         self._between = Between()
@@ -137,11 +165,17 @@ class Simulation:
             spool=self._spool,
         )
         self._buffer_trainer = BufferTrainer(self._trainer)
+        self._last: tuple[Next, Trained] | None = None
 
     @property
     def params(self) -> Params:
         """The model after the last round, by name."""
         return self._training.model
+
+    @property
+    def best(self) -> Params | None:
+        """The best model, by name; None before an evaluation that measured one."""
+        return self._best
 
     @property
     def progress(self) -> RunProgress:
@@ -155,8 +189,15 @@ class Simulation:
 
     @property
     def reason(self) -> str:
-        """Why the run is paused."""
+        """Why the run is paused, or finished before its last round."""
         return self._run.reason
+
+    def clients(self) -> list[ClientRecord]:
+        """The clients of the last round; see `client_records`."""
+        if self._last is None:
+            return []
+        is_private = self.experiment.spec.build_privacy() is not None
+        return client_records(self._trainer, *self._last, is_private=is_private)
 
     def digest(self) -> str:
         """SHA-256 of the model's file, as a server names it."""
@@ -176,6 +217,7 @@ class Simulation:
         A round becomes part of the checkpoint when the next one is requested: a caller that is
         stopped while it stores a record gets that record again.
         """
+        self._check_deadline()
         effects = self._run.handle(Started())
         while not self.reached:
             match effects:
@@ -183,13 +225,15 @@ class Simulation:
                     record, after = self._round(number, kind, progress)
                 case _:
                     break
-            reached = self._reaches(record)
+            reached = reaches(self.experiment.stop, record.test)
             if record.state == "committed":
-                effects = self._run.handle(RoundCommitted(kind))
+                effects = self._run.handle(RoundCommitted(kind, after.training.best))
             else:
                 effects = self._run.handle(RoundAbandoned(record.reason))
+            self._best = self._best_after(after.training)
             self._training, self._between = after.training, after.between
             self._virtual_s, self._counted = after.virtual_s, after.counted
+            self._total_bytes = record.total_bytes
             self._files, self._downloaded = after.files, after.downloaded
             if after.observed:
                 self._history.add(record.round, after.observed)
@@ -210,6 +254,22 @@ class Simulation:
         if noted:
             self._noted = self._latest
         self._write()
+
+    def _check_deadline(self) -> None:
+        """Refuse a deadline that too few devices can meet, before the first round."""
+        devices = self.experiment.devices
+        if devices is None or self.progress.opened:
+            return
+        spec, names = self.experiment.spec, self.experiment.population.names
+
+        def load(number: int) -> Load:
+            what = self._next(number, RoundKind.TRAIN)
+            found = self._trainer.load(what, {})
+            # Only training tells the bytes of an update whose size depends on its values.
+            return replace(found, upload_bytes=0) if self._trainer.task(what).sizes_vary else found
+
+        attempts = spec.run_config().max_abandoned
+        check_deadline(spec.round_config(), devices, names, load, attempts)
 
     def _empty(self) -> Partial:
         return self.worker_setup.sums.empty()
@@ -269,13 +329,18 @@ class Simulation:
         begun = time.perf_counter()
         what = self._next(number, kind)
         done, between = self._do(what, progress)
+        self._last = what, done
         trained_s = time.perf_counter() - begun
         reports = [self._report(done, number, report) for report in done.reports]
         advanced, reason = self._advance(done, number, kind, reports)
         after = self._after(done, between, what, advanced, reports)
         trained = after.training.trained
         metrics = RoundMetrics() if advanced is None else advanced.metrics
-        test = after.trains and self._test(after.training.model, trained)
+        test = after.trains and self._test(after.training.model, number, trained)
+        bytes_down = sum(self._trainer.bytes_down(what, done).values())
+        bytes_up = sum(size for _, size in self._trainer.bytes_up(what, done))
+        train_passes, eval_passes = self._trainer.passes(what, done)
+        before = self._total_bytes
         now = time.perf_counter()
         record = RoundRecord(
             round=number,
@@ -294,8 +359,11 @@ class Simulation:
             epsilon=None if metrics.privacy is None else metrics.privacy["epsilon"],
             underflow=metrics.underflow,
             test=test or {},
-            bytes_down=self._trainer.bytes_down(what, done),
-            bytes_up=self._trainer.bytes_up(what, done),
+            bytes_down=bytes_down,
+            bytes_up=bytes_up,
+            total_bytes=None if before is None else before + bytes_down + bytes_up,
+            train_passes=train_passes,
+            eval_passes=eval_passes,
             virtual_s=done.play.end_s,
             wall_s=self._spent_s + now - self._begun,
             round_wall_s=now - begun,
@@ -314,6 +382,7 @@ class Simulation:
             reports=reports,
             total=done.partial,
             metrics=map(self._metrics, done.reports),
+            words=done.words,
             updates=done.updates,
         )
         try:
@@ -359,6 +428,13 @@ class Simulation:
             files=files,
             downloaded=downloaded,
         )
+
+    def _best_after(self, after: TrainingState) -> Params | None:
+        """The best model after a round; an improvement is of the model that the round measured."""
+        before = self._training.best
+        if after.best is None or before is None or after.best.round == before.round:
+            return self._best
+        return self._training.model
 
     def _do(self, what: Next, progress: Progress) -> tuple[Trained, Between]:
         if self._buffer is not None and what.kind is RoundKind.TRAIN:
@@ -406,13 +482,25 @@ class Simulation:
             downloaded=self._downloaded,
         )
 
-    def _test(self, params: Params, trained: int) -> Mapping[str, float]:
-        experiment = self.experiment
-        every, test = experiment.test_every, experiment.population.test
-        last = trained == experiment.spec.run_config().rounds
-        if test is None or not every or (trained % every and not last):
+    def _test(self, params: Params, number: int, trained: int) -> Mapping[str, float]:
+        """Metrics of the model after a round, on the test examples and by `evaluate`."""
+        every, evaluate = self.experiment.test_every, self.experiment.evaluate
+        last = trained == self.experiment.spec.run_config().rounds
+        if not every or (trained % every and not last):
             return {}
-        return self.worker_setup.crew.evaluate(params, len(test)).metrics
+        test = self._on_examples(params)
+        return test if evaluate is None else test | evaluated(evaluate, number, params, test)
+
+    def _on_examples(self, params: Params) -> dict[str, float]:
+        experiment, test = self.experiment, self.experiment.population.test
+        if test is None:
+            return {}
+        found = self.worker_setup.crew.evaluate(params, len(test))
+        if found.scores is None:
+            return dict(found.metrics)
+        of = f"the {len(test)} test examples"
+        more = measured(experiment.metrics, found.scores, found.metrics["loss"], of)
+        return {**found.metrics, **more}
 
     def _refusals(self, done: Trained) -> str:
         if not done.refused:
@@ -420,18 +508,6 @@ class Simulation:
         client, reason = min(done.refused.items())
         count, name = len(done.refused), self.experiment.population.names[client]
         return f"{count} update{'s' if count > 1 else ''} refused, such as {name}'s: {reason}"
-
-    def _reaches(self, record: RoundRecord) -> bool:
-        unknown = sorted(self.experiment.stop.keys() - record.test.keys())
-        if record.test and unknown:
-            raise UsageError(
-                f"[stop] needs a metric of the test ({', '.join(record.test)}), got {unknown[0]}."
-            )
-        return any(
-            name in record.test
-            and (record.test[name] <= value if name == "loss" else record.test[name] >= value)
-            for name, value in self.experiment.stop.items()
-        )
 
     # ---- checkpoint --------------------------------------------------------------------------
 
@@ -444,17 +520,20 @@ class Simulation:
         return Checkpoint(
             progress=progress,
             training=self._training,
+            best=self._best,
             history=self._history.to_arrays(),
             virtual_s=self._virtual_s,
             wall_s=self._spent_s + time.perf_counter() - self._begun,
             settings=self._settings,
             engine=self.worker_setup.kernel,
             reached=self.reached,
+            total_bytes=self._total_bytes,
             counted=self._counted,
             files=self._files.as_dict(),
             downloaded={"models": self._downloaded.models, "beside": self._downloaded.beside},
             flight=None if flight is None else flight.as_dict(),
             versions=self._between.versions,
+            origins=self._origins,
         )
 
     def _write(self) -> None:
@@ -502,9 +581,19 @@ def _check_rounds(before: Checkpoint | None, rounds: int) -> None:
     done = 0 if before is None else before.progress.trained
     if done > rounds:
         raise UsageError(
-            f"{done} rounds were done before, more than rounds = {rounds}. Raise rounds, or choose "
-            "another folder."
+            f"{done} rounds were done before, so {words.RESUME} needs rounds >= {done}, got "
+            f"{rounds}. Raise rounds, or choose another folder. Nothing in it was changed."
         )
+
+
+def _changed(found: Sequence[str]) -> UsageError:
+    seed = ""
+    if MODEL in found:
+        seed = " A module made anew has the same values if torch.manual_seed comes before it."
+    return UsageError(
+        f"Changed since the first rounds: {', '.join(found)}. No run from the start would have the "
+        f"same result. Undo the change, choose another folder, or add {words.ACCEPT}.{seed}"
+    )
 
 
 def settings_digest(experiment: Experiment) -> str:
@@ -512,8 +601,16 @@ def settings_digest(experiment: Experiment) -> str:
     population = experiment.population
     spec = experiment.spec.as_dict()
     del spec["rounds"], spec["name"], spec["precision"]  # they do not change the bits
+    if not spec["best"]:  # as all simulations before the setting existed
+        del spec["best"]
+    if spec["masking"] is None:
+        del spec["masking"]
+    else:  # the sums have the same bits with and without masks
+        spec["masking"] = {n: v for n, v in spec["masking"].items() if n != "simulate"}
     if spec["sum_bits"] == 64:  # as all simulations before the setting existed
         del spec["sum_bits"]
+    if experiment.engine.precision != "float32":
+        spec["engine.precision"] = experiment.engine.precision
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode())
     for arrays in (population.shards, population.held_out_shards or ()):
         for array in arrays:

@@ -22,6 +22,7 @@ from fedloom.server.planning import costs
 from fedloom.simulation.clock.devices import Load, steps_in_time
 from fedloom.simulation.experiment import Experiment
 from fedloom.strategies import Params
+from fedloom.strategies.masking.words import MaskedWords
 
 Boxes = Mapping[str, tuple[int, ...]]
 """Shapes of the tensors of which a narrow client trains a part."""
@@ -205,6 +206,7 @@ class Traffic:
         self._kinds = {1.0: _Narrow()}
         for width in set(settings.widths) - {1.0}:
             self._kinds[width] = self._narrow(width)
+        self._masking = experiment.spec.build_masking()
         self._widths = None
         if settings.widths:
             self._widths = np.array([settings.width(name) for name in population.names])
@@ -240,9 +242,13 @@ class Traffic:
         factor = costs.passes_a_step(spec.build_personal()) * self._by_width(lambda k: k.share)
         return steps_in_time(self._sizes, settings, devices.example_s * factor)
 
+    def work(self, task: TaskDescription) -> costs.Work:
+        """The examples that a task passes through the model on each client."""
+        return costs.work(task, self._sizes, self._held_out, most_steps=self.most_steps)
+
     def load(self, task: TaskDescription, files: Files, has: Downloaded) -> Load:
         """The load of a task on each device."""
-        work = costs.work(task, self._sizes, self._held_out, most_steps=self.most_steps)
+        work = self.work(task)
         return Load(
             trained=work.trained * self._by_width(lambda kind: kind.share),
             evaluated=work.evaluated,
@@ -252,7 +258,7 @@ class Traffic:
 
     def upload_bytes(self, task: TaskDescription) -> Callable[[int], int]:
         """A function from a client's index to the bytes of its update."""
-        if not task.train:
+        if not task.train and self._masking is None:
             return lambda _: 0
         if task.settings.tensor_share < 1:
             return lambda place: self._drawn(task, place)
@@ -276,4 +282,15 @@ class Traffic:
         return self._upload(replace(task, seed=seed), self._kinds[self._width(place)])
 
     def _upload(self, task: TaskDescription, kind: _Narrow) -> int:
-        return costs.upload_bytes(task, self._manifest, boxes=kind.boxes, trainable=self._trainable)
+        return costs.upload_bytes(
+            task,
+            self._manifest,
+            boxes=kind.boxes,
+            trainable=self._trainable,
+            masked=self._masked(task),
+        )
+
+    def _masked(self, task: TaskDescription) -> tuple[int, MaskedWords] | None:
+        """Bits of a value and the words of an update, in a masked run."""
+        words = self._experiment.spec.masked_words(trains=task.train, evaluates=task.evaluates)
+        return None if self._masking is None or words is None else (self._masking.sum_bits, words)

@@ -14,9 +14,18 @@ from typing import Any, Self
 
 from rich.console import Console
 
-from fedloom.protocol.errors import UnavailableError
+from fedloom.protocol.errors import (
+    DeniedError,
+    FedloomError,
+    IntegrityError,
+    UnavailableError,
+    UsageError,
+)
 
 STOP_S = 15.0
+_ERRORS: dict[int, type[FedloomError]] = {
+    error.exit_code: error for error in (UsageError, DeniedError, IntegrityError)
+}
 _CLI = (sys.executable, "-m", "fedloom.cli.main")
 _WITH_PARENT = (sys.executable, "-m", "fedloom.simulation.wire.run_with_parent")
 
@@ -58,28 +67,36 @@ class LocalProcesses:
         """Run `fedloom WORDS --json` and return its parsed output.
 
         Raises:
-            UnavailableError: it failed.
+            FedloomError: it failed.
         """
         if not quiet:
             self.show("fedloom", *words)
         return self.finish(self.begin(*words), "fedloom " + shlex.join(words[:2]))
 
-    def begin(self, *words: str) -> subprocess.Popen[bytes]:
-        """Start `fedloom WORDS --json`."""
+    def begin(self, *words: str, **variables: str) -> subprocess.Popen[bytes]:
+        """Start `fedloom WORDS --json`, with variables added to its environment."""
         return subprocess.Popen(  # noqa: S603 - our own commands
-            [*_CLI, *words, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [*_CLI, *words, "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | variables,
         )
 
     def finish(self, process: subprocess.Popen[bytes], what: str) -> Any:
         """Wait for a command of `begin` and return its parsed output.
 
         Raises:
-            UnavailableError: it failed.
+            FedloomError: its own error, of its kind.
+            UnavailableError: it failed without one.
         """
         out, err = process.communicate()
-        if process.returncode != 0:
-            raise UnavailableError(f"{what} failed: {(err or out).decode().strip()}")
-        return json.loads(out)
+        if process.returncode == 0:
+            return json.loads(out)
+        try:
+            message = str(json.loads(out)["error"]["message"])
+        except (ValueError, KeyError, TypeError):
+            raise UnavailableError(f"{what} failed: {(err or out).decode().strip()}") from None
+        raise _ERRORS.get(process.returncode, UnavailableError)(message)
 
     def keep(self, name: str, module: str, *words: str, **variables: str) -> None:
         """Run a module until this process ends, even by SIGKILL; its output goes to NAME.log.
@@ -102,14 +119,15 @@ class LocalProcesses:
         """Check that every process is still running.
 
         Raises:
-            UnavailableError: one has ended; names its log.
+            FedloomError: one has ended, with an error of its kind; names its log.
         """
         for name, process in self._running.items():
             if process.poll() is not None:
                 log = self.folder / f"{name}.log"
                 last = log.read_text(errors="replace").strip().splitlines()[-1:]
-                raise UnavailableError(
-                    f"{name} ended with {process.returncode}: {' '.join(last)} (see {log})"
+                said = " ".join(last).removeprefix("error: ")
+                raise _ERRORS.get(process.returncode, UnavailableError)(
+                    f"{name} ended with {process.returncode}: {said} (see {log})"
                 )
 
     def wait_for(self, path: Path, wait_s: float = 120.0) -> None:

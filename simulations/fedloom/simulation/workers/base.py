@@ -35,7 +35,7 @@ class RoundWork:
     progress: Progress
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Report:
     """The result of one job.
 
@@ -48,8 +48,10 @@ class Report:
         reason: why it was refused.
         has_tensors: whether its update was accepted and has tensors.
         header: of the update, if it was written to a file.
-        bytes_up: of the update's body, if they depend on its values; None if they do not, or if it
-            was refused before it was encoded.
+        bytes_up: of the update's body, if the settings do not determine them; None if they do, or
+            if it was refused before it was encoded.
+        reached: whether a refused update's body reached the server: its header was valid.
+        weight: of an accepted update with tensors; 0 without.
     """
 
     client: int
@@ -61,6 +63,8 @@ class Report:
     has_tensors: bool = False
     header: bytes = b""
     bytes_up: int | None = None
+    reached: bool = False
+    weight: float = 0.0
 
 
 @dataclass(slots=True)

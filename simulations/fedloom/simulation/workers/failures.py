@@ -9,8 +9,9 @@ from errno import EDQUOT, ENOSPC
 
 import torch
 
-import fedloom
 from fedloom.protocol.errors import FedloomError, UnavailableError, UsageError
+from fedloom.protocol.user_code import summarised
+from fedloom.simulation.output import words
 
 NO_ROOM = (ENOSPC, EDQUOT)
 
@@ -34,24 +35,17 @@ def explained(error: Exception, task: str) -> FedloomError:
             "engine.group or train.batch_size, or use a smaller model."
         )
     elif isinstance(error, OSError) and error.errno in NO_ROOM:
-        found = UnavailableError(f"{task} failed: {error}. Free disk space; --resume continues.")
+        found = UnavailableError(
+            f"{task} failed: {error}. Free disk space; {words.RESUME} continues."
+        )
     else:
         found = UsageError(
             f"{task} failed: {summarised(error)}. Fix the code, the model or the data "
-            "(FEDLOOM_TRACEBACK=1 shows more); --resume continues after the last finished round."
+            f"(FEDLOOM_TRACEBACK=1 shows more); {words.RESUME} with {words.ACCEPT} continues after "
+            "the last finished round."
         )
     found.add_note("".join(traceback.format_exception(error)))
     return found
-
-
-def summarised(error: BaseException) -> str:
-    """An error in one line: its type, the innermost line of the user's own code, its message."""
-    frames = traceback.extract_tb(error.__traceback__)
-    others = ("site-packages", "<", *map(str, fedloom.__path__))
-    own = [frame for frame in frames if not any(part in frame.filename for part in others)]
-    where = f" in {own[-1].filename}, line {own[-1].lineno}" if own else ""
-    first = str(error).partition("\n")[0].rstrip(".")
-    return f"{type(error).__name__}{where}{first and ': '}{first}"
 
 
 def _is_memory(error: Exception, first: str) -> bool:

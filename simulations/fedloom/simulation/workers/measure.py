@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from fedloom.simulation.kernels.base import Measurement
+from fedloom.simulation.kernels.metrics import joined
 from fedloom.simulation.workers.worker import TEST_CHUNK
 from fedloom.strategies.metrics import weighted_mean
 
@@ -13,8 +14,10 @@ def chunks(num_examples: int) -> list[tuple[int, int]]:
 
 
 def mean(parts: Sequence[Measurement]) -> Measurement:
-    """The mean over all parts, exact in any order."""
+    """The mean over all parts, exact in any order, and their joined scores."""
+    scores = [part.scores for part in parts if part.scores is not None]
     return Measurement(
         num_examples=sum(part.num_examples for part in parts),
         metrics=weighted_mean((part.num_examples, part.metrics) for part in parts),
+        scores=joined(scores) if scores else None,
     )

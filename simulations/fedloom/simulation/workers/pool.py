@@ -10,15 +10,17 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
 
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.simulation.kernels.base import ClientJob, Measurement, Params, RoundTask
+from fedloom.simulation.output import words
 from fedloom.simulation.output.history import WorkerShare
 from fedloom.simulation.workers.base import Report, RoundWork, Yield
 from fedloom.simulation.workers.failures import explained
@@ -102,8 +104,10 @@ class WorkerPool:
                 case ("reports", reports):
                     done.reports += reports
                     work.progress(len(done.reports))
-                case ("sum", header, weights, clients, busy_s):
-                    work.partial.merge(self._sums[number].end(header, weights))
+                case ("sum", reports, described, clients, busy_s):
+                    done.reports += reports
+                    work.progress(len(done.reports))
+                    work.partial.merge(self._sums[number].end(described))
                     busy[number] = clients, busy_s
         done.shares = tuple(
             WorkerShare(worker=name, clients=clients, busy_s=busy_s)
@@ -158,9 +162,10 @@ class WorkerPool:
         for name, array in params.items():
             np.copyto(self._model_arrays[name], array)
         self._counter.value = 0
+        pickled = ForkingPickler.dumps(message)
         for number, pipe in enumerate(self._pipes):
             try:
-                pipe.send(message)
+                pipe.send_bytes(pickled)
             except OSError:
                 self._died(number)
 
@@ -185,8 +190,8 @@ class WorkerPool:
         process.join(1.0)
         raise UnavailableError(
             f"{self._names[number]} ended during the simulation, with "
-            f"{_exit_text(process.exitcode)}. Continue with --resume, with fewer workers if memory "
-            "ran out."
+            f"{_exit_text(process.exitcode)}. Continue with {words.RESUME}, with fewer workers if "
+            "memory ran out."
         )
 
 
@@ -204,15 +209,15 @@ def _exit_text(code: int | None) -> str:
     return f"exit code {code}"
 
 
+_FIELDS = [field.name for field in fields(ClientJob)]
+
+
 def _packed(groups: Sequence[Sequence[ClientJob]]) -> tuple[Any, ...]:
-    """Groups as arrays: their ends, clients, seeds, rounds of memory, most steps."""
+    """Groups as arrays: their ends, and each field of their jobs."""
     jobs = [job for group in groups for job in group]
     return (
         np.cumsum([len(group) for group in groups]),
-        np.array([job.client for job in jobs], np.int64),
-        np.array([job.seed for job in jobs], np.int64),
-        np.array([job.memory_round for job in jobs], np.int64),
-        np.array([job.most_steps for job in jobs], np.int64),
+        *(np.array([getattr(job, name) for job in jobs], np.int64) for name in _FIELDS),
     )
 
 
@@ -257,15 +262,15 @@ def _claims(counter: Any, count: int) -> Any:
 def _train(
     worker: Worker, params: Params, task: RoundTask, packed: tuple[Any, ...], links: _Links
 ) -> None:
-    stops, *jobs_of = packed
+    stops, *columns = packed
+    fields = list(zip(*(column.tolist() for column in columns), strict=True))
     partial = links.sum.begin()
     reports: list[Report] = []
     num_clients, busy_s, told = 0, 0.0, time.perf_counter()
     for number in _claims(links.counter, len(stops)):
         begin = time.perf_counter()
         first = int(stops[number - 1]) if number else 0
-        places = range(first, int(stops[number]))
-        jobs = [ClientJob(*(int(array[n]) for array in jobs_of)) for n in places]
+        jobs = [ClientJob(*each) for each in fields[first : int(stops[number])]]
         reports += worker.train(params, task, jobs, partial)
         now = time.perf_counter()
         num_clients += len(jobs)
@@ -273,5 +278,4 @@ def _train(
         if now - told > REPORT_S:
             links.pipe.send(("reports", reports))
             reports, told = [], now
-    links.pipe.send(("reports", reports))
-    links.pipe.send(("sum", *links.sum.describe(partial), num_clients, busy_s))
+    links.pipe.send(("sum", reports, links.sum.describe(partial), num_clients, busy_s))

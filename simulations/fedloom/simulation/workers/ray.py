@@ -1,29 +1,37 @@
 """Workers as Ray actors, on one machine or a cluster.
 
 The model and the data are sent once through Ray's object store. Every actor keeps its own exact
-sum, which is returned once a round. Resources that the cluster lacks are refused at once: Ray would
-wait for them forever.
+sum, which is returned once a round. If an actor is lost, with its process or its whole node, those
+that are left do its jobs of the round again. Resources that the cluster lacks are refused at once:
+Ray would wait for them forever.
+
+Invariant: the reports of an actor count when its sum is here, so a job counts once.
 """
 
 import contextlib
 import logging
 import time
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from fedloom.protocol.errors import FedloomError, UnavailableError, UsageError
 from fedloom.simulation.kernels.base import ClientJob, Measurement, Params, RoundTask
+from fedloom.simulation.output import words
 from fedloom.simulation.output.history import WorkerShare
 from fedloom.simulation.workers.base import Report, RoundWork, Yield
 from fedloom.simulation.workers.measure import chunks, mean
 from fedloom.simulation.workers.worker import Worker
 from fedloom.strategies import Partial
 
+_LOST = (RayActorError, ObjectLostError)
 BATCH_S = 0.2
 """Estimated seconds of work in one call to an actor: a call costs about a millisecond."""
 
@@ -36,8 +44,9 @@ class _Actor:
     def where(self) -> str:
         return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call] # Ray leaves it untyped
 
-    def begin(self) -> None:
+    def begin(self) -> bool:
         self._partial = self._partial.empty()
+        return True
 
     def train(
         self, params: Params, task: RoundTask, groups: list[list[ClientJob]]
@@ -55,6 +64,15 @@ class _Actor:
     def evaluate(self, params: Params, ranges: list[tuple[int, int]]) -> list[Measurement]:
         """Evaluate some of the test examples."""
         return [self._worker.evaluate(params, *chunk) for chunk in ranges]
+
+
+@dataclass(slots=True)
+class _Share:
+    """What an actor did since its sum was empty."""
+
+    groups: list[list[ClientJob]] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+    busy_s: float = 0.0
 
 
 class RayCrew:
@@ -80,75 +98,131 @@ class RayCrew:
             _check(size, gpu)
             actor: Any = ray.remote(num_cpus=1, num_gpus=gpu)(_Actor)
             made = ray.put(make)
-            self._actors = [actor.remote(made, n, empty) for n in range(size)]
-            self._names = [
-                f"actor {n} ({place})"
-                for n, place in enumerate(_get([a.where.remote() for a in self._actors]))
-            ]
+            self._actors = {n: actor.remote(made, n, empty) for n in range(size)}
+            self._names = {
+                n: f"actor {n} ({_get(actor.where.remote())})" for n, actor in self._actors.items()
+            }
+        except _LOST as error:
+            self.close()
+            raise _ended(error) from error
         except BaseException:
             self.close()
             raise
 
     @property
     def size(self) -> int:
-        """Number of workers."""
+        """Number of workers that are left."""
         return len(self._actors)
 
     def train(self, work: RoundWork) -> Yield:
-        """Do a round's jobs; see `WorkerGroup.train`."""
+        """Do a round's jobs; see `WorkerGroup.train`.
+
+        Raises:
+            UnavailableError: every actor is lost.
+        """
         model = ray.put({name: np.asarray(array) for name, array in work.params.items()})
         waiting = [list(group) for group in work.groups][::-1]
-        done, clients, busy = Yield(), [0] * self.size, [0.0] * self.size
-        _get([actor.begin.remote() for actor in self._actors])
-        running = {self._hand(n, model, work.task, waiting, done): n for n in range(self.size)}
-        while running:
-            (ready, *_), _ = ray.wait(list(running), num_returns=1)
-            number = running.pop(ready)
-            reports, seconds = _get(ready)
-            done.reports += reports
-            clients[number] += len(reports)
-            busy[number] += seconds
-            work.progress(len(done.reports))
-            if waiting:
-                running[self._hand(number, model, work.task, waiting, done)] = number
-        for arrays, header in _get([actor.end.remote() for actor in self._actors]):
-            own = {name: np.array(array) for name, array in arrays.items()}
-            work.partial.merge(Partial.from_arrays(own, header))
+        done = Yield()
+        clients, busy = dict.fromkeys(self._actors, 0), dict.fromkeys(self._actors, 0.0)
+        first = True
+        while waiting or first:
+            first = False
+            self._ask(lambda _, actor: actor.begin.remote())
+            shares = self._share_out(model, work, waiting, len(done.reports))
+            sums = self._ask(lambda _, actor: actor.end.remote())
+            for number, share in shares.items():
+                if number not in sums:
+                    waiting += share.groups
+                    continue
+                arrays, header = sums[number]
+                own = {name: np.array(array) for name, array in arrays.items()}
+                work.partial.merge(Partial.from_arrays(own, header))
+                done.reports += share.reports
+                clients[number] += len(share.reports)
+                busy[number] += share.busy_s
         done.shares = tuple(
-            WorkerShare(worker=name, clients=n, busy_s=s)
-            for name, n, s in zip(self._names, clients, busy, strict=True)
+            WorkerShare(worker=self._names[number], clients=clients[number], busy_s=busy[number])
+            for number in clients
         )
         return done
 
-    def _hand(
-        self, number: int, model: Any, task: RoundTask, waiting: list[list[ClientJob]], done: Yield
-    ) -> Any:
-        pace = np.mean([r.seconds for r in done.reports[-100:]]) if done.reports else BATCH_S
+    def _share_out(
+        self, model: Any, work: RoundWork, waiting: list[list[ClientJob]], before: int
+    ) -> dict[int, _Share]:
+        """Have all these groups done; `waiting` is empty afterwards."""
+        shares = {number: _Share() for number in self._actors}
+        running: dict[Any, int] = {}
+        while running or waiting:
+            for number in self._actors.keys() - set(running.values()):
+                if waiting:
+                    taken = self._next(waiting, shares[number])
+                    running[self._actors[number].train.remote(model, work.task, taken)] = number
+            (ready, *_), _ = ray.wait(list(running), num_returns=1)
+            number = running.pop(ready)
+            answer = self._answer(number, ready)
+            if answer is None:
+                waiting += shares.pop(number).groups
+                continue
+            reports, seconds = answer
+            shares[number].reports += reports
+            shares[number].busy_s += seconds
+            work.progress(before + sum(len(share.reports) for share in shares.values()))
+        return shares
+
+    def _next(self, waiting: list[list[ClientJob]], share: _Share) -> list[list[ClientJob]]:
+        """The next groups of an actor, `BATCH_S` of work."""
+        pace = np.mean([r.seconds for r in share.reports[-100:]]) if share.reports else BATCH_S
         most = max(1, -(-len(waiting) // (2 * self.size)))
         count = min(most, max(1, int(BATCH_S / max(float(pace), 1e-6))))
         taken = [waiting.pop() for _ in range(min(count, len(waiting)))]
-        return self._actors[number].train.remote(model, task, taken)
+        share.groups += taken
+        return taken
 
     def evaluate(self, params: Params, num_examples: int) -> Measurement:
         """Evaluate a model on the first test examples."""
         model = ray.put(dict(params))
-        ranges = chunks(num_examples)
-        parts = _get(
-            [
-                actor.evaluate.remote(model, ranges[number :: self.size])
-                for number, actor in enumerate(self._actors)
-            ]
-        )
-        return mean([part for some in parts for part in some])
+        waiting = chunks(num_examples)
+        parts: list[Measurement] = []
+        while waiting:
+            own = {n: waiting[place :: self.size] for place, n in enumerate(self._actors)}
+            answers = self._ask(partial(_evaluate, model, own))
+            parts += [part for some in answers.values() for part in some]
+            waiting = [chunk for n in own.keys() - answers.keys() for chunk in own[n]]
+        return mean(parts)
+
+    def _ask(self, call: Callable[[int, Any], Any]) -> dict[int, Any]:
+        """Call all actors; the answers of those that are left afterwards, by number."""
+        asked = {number: call(number, actor) for number, actor in self._actors.items()}
+        answers = {number: self._answer(number, answer) for number, answer in asked.items()}
+        return {number: answer for number, answer in answers.items() if answer is not None}
+
+    def _answer(self, number: int, reference: Any) -> Any:
+        """The answer of an actor; None if the actor is lost."""
+        try:
+            return _get(reference)
+        except _LOST as error:
+            self._actors.pop(number, None)
+            if not self._actors:
+                raise _ended(error) from error
+            warnings.warn(
+                f"{self._names[number]} was lost: {_first_line(error)}. The {self.size} that are "
+                "left do its jobs again.",
+                stacklevel=2,
+            )
+            return None
 
     def close(self) -> None:
         """End the actors, and Ray if it was started for them."""
-        for actor in getattr(self, "_actors", []):
+        for actor in getattr(self, "_actors", {}).values():
             with contextlib.suppress(Exception):
                 ray.kill(actor)
-        self._actors = []
+        self._actors = {}
         if self._ours and ray.is_initialized():
             ray.shutdown()
+
+
+def _evaluate(model: Any, ranges: dict[int, list[tuple[int, int]]], number: int, actor: Any) -> Any:
+    return actor.evaluate.remote(model, ranges[number])
 
 
 def _check(size: int, gpu: float) -> None:
@@ -165,13 +239,18 @@ def _check(size: int, gpu: float) -> None:
 def _get(reference: Any) -> Any:
     try:
         return ray.get(reference)
-    except RayActorError as error:
-        raise UnavailableError(
-            f"A Ray actor ended during the simulation: "
-            f"{str(error).partition(chr(10))[0].rstrip('.')}. Continue with --resume, with fewer "
-            "workers if memory ran out."
-        ) from error
     except RayTaskError as error:
         if isinstance(error.cause, FedloomError):
             raise error.cause from None
         raise
+
+
+def _ended(error: Exception) -> UnavailableError:
+    return UnavailableError(
+        f"The last Ray actor ended during the simulation: {_first_line(error)}. Continue with "
+        f"{words.RESUME}, with fewer workers if memory ran out."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")

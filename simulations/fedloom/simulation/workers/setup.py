@@ -5,9 +5,10 @@ measurement, so that the load of a machine cannot change a result.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,20 +25,28 @@ from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.kernels import choose
 from fedloom.simulation.kernels.base import Kernel
 from fedloom.simulation.kernels.custom import ClientKernel
+from fedloom.simulation.models import called
 from fedloom.simulation.output import words
 from fedloom.simulation.output.environment import available_cpus
+from fedloom.simulation.training import masked_sum, stop
 from fedloom.simulation.training.dry_run import check_fit
+from fedloom.simulation.training.forecast import forecast
 from fedloom.simulation.workers.base import WorkerGroup
+from fedloom.simulation.workers.failure_cases import FailureCases
 from fedloom.simulation.workers.local import LocalWorkers
 from fedloom.simulation.workers.pool import WorkerPool
+from fedloom.simulation.workers.precision import check_precision, lowered, set_precision
 from fedloom.simulation.workers.worker import UpdateChecks, Worker
 from fedloom.strategies import Partial, TensorSpec
-from fedloom.strategies.exact.grid import grid_lines
+from fedloom.strategies.masking.sessions import sum_lines
 from fedloom.strategies.optimizers.blockwise import slot_dtype
 from fedloom.strategies.privacy import claim_lines
 
 GPU_WORKERS = 2
 """Processes per GPU: one trains while the other copies and sums."""
+
+_LOWER = {"bf16": ("engine.precision",)}
+"""What a kernel must support for a precision: TF32 is a matter of the device alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +91,7 @@ def set_up_workers(experiment: Experiment, kernel: str | None = None) -> WorkerS
     """
     torch.set_num_threads(1)  # before any computation: forked workers inherit no thread pool
     model = experiment.model()
-    device = device_of(experiment.engine.device)
+    device = checked_device(experiment)
     name, why = chosen(experiment, model, device, kernel)
     check_fit(experiment, device)
     params = {n: a.copy() for n, a in modules.parameters(model).items()}
@@ -148,9 +157,11 @@ def chosen(
         experiment.optimizer,
         device,
         experiment.population,
-        experiment.spec.special,
+        [*experiment.spec.special, *_LOWER.get(experiment.engine.precision, ())],
     )
-    return choice.name, choice.why if before is None else "as in the earlier rounds"
+    why = choice.why if before is None else "as in the earlier rounds"
+    precision = experiment.engine.precision
+    return choice.name, why if precision == "float32" else f"{why}; products in {precision}"
 
 
 def plan(experiment: Experiment) -> dict[str, str]:
@@ -159,29 +170,54 @@ def plan(experiment: Experiment) -> dict[str, str]:
     Raises:
         UsageError: the kernel does not support the model, or the device does not exist.
     """
+    masked_sum.check(experiment)
     model = experiment.model()
-    device = device_of(experiment.engine.device)
+    device = checked_device(experiment)
     name, why = chosen(experiment, model, device, None)
     check_fit(experiment, device)
     size = sum(tensor.numel() for tensor in model.state_dict().values())
     config = experiment.spec.round_config()
+    params = modules.parameters(model)
+    manifest = manifest_of(model, params)
     return {
         "model": f"{size:,} values in {len(model.state_dict())} tensors",
+        **_transform(experiment),
         "rounds": f"{experiment.spec.rounds}, each of {config.goal} clients",
         "kernel": f"{name}: {why}",
         "workers": f"{worker_count(experiment, device)} on {device.type}",
         "devices": "modelled" if experiment.devices is not None else "none: no virtual time",
-        **_privacy(experiment, manifest_of(model, modules.parameters(model))),
+        **_tests(experiment),
+        **forecast(experiment, manifest, params),
+        **_privacy(experiment, manifest),
         **_sums(experiment.spec),
     }
 
 
+def _transform(experiment: Experiment) -> dict[str, str]:
+    pipeline = experiment.population.transform
+    return {} if pipeline is None else {"transform": str(pipeline)}
+
+
+def _tests(experiment: Experiment) -> dict[str, str]:
+    """What is measured of the model, what ends the run, and what is stored of failures."""
+    found = {}
+    if experiment.metrics:
+        found["metrics"] = ", ".join(f"{n} ({called(f)})" for n, f in experiment.metrics.items())
+    if experiment.stop:
+        evaluates = experiment.evaluate is not None
+        stop.check_measured(experiment.stop, experiment.metrics, evaluates=evaluates)
+        found["stop"] = f"{stop.in_words(experiment.stop)} on the test examples"
+    if experiment.engine.debug:
+        found["debug"] = f"inputs of clients that fail are stored in {experiment.engine.debug}"
+    return found
+
+
 def _sums(spec: RunSpec) -> dict[str, str]:
     """The grid of narrow sums, one line for each fact."""
-    grid = spec.grid()
-    if grid is None:
+    facts = spec.sum_facts()
+    if facts is None:
         return {} if spec.privacy else {"sums": "exact"}
-    first, *rest = grid_lines(grid.facts(spec.precision))
+    first, *rest = sum_lines(facts)
     parts = (line.partition(": ") for line in rest)
     return {"sums": first} | {f"  {name}": text for name, _, text in parts}
 
@@ -201,20 +237,44 @@ def make_worker(
 ) -> Worker:
     """Build a worker in its own process."""
     torch.set_num_threads(1)
-    made = make_kernel(experiment, kernel, worker_device(device, number))
-    return Worker(made, checks, experiment.population.names)
+    place = worker_device(device, number)
+    set_precision(experiment.engine.precision, place)
+    made = make_kernel(experiment, kernel, place)
+    cases = None
+    if experiment.engine.debug:
+        cases = FailureCases(Path(experiment.engine.debug), experiment.population, kernel)
+    return Worker(made, checks, experiment.population.names, cases)
 
 
 def make_kernel(experiment: Experiment, name: str, device: torch.device) -> Kernel:
     """The kernel of a name given by `chosen`."""
     own = experiment.client is not None
-    kernel: Callable[..., Kernel] = choose.KERNELS["resident" if own else name]
+    kernel = choose.KERNELS["resident" if own else name]
     made = kernel(
-        experiment.model(), experiment.loss, experiment.population, device, experiment.optimizer
+        experiment.model(),
+        experiment.loss,
+        experiment.population,
+        device,
+        experiment.optimizer,
+        metrics=experiment.metrics,
     )
+    if experiment.engine.precision == "bf16":
+        lowered(made.model)  # after the kernel has checked it in float32
     if experiment.client is None:
         return made
     return ClientKernel(experiment.client, experiment.population.names, measuring=made)
+
+
+def checked_device(experiment: Experiment) -> torch.device:
+    """The kind of device to train on.
+
+    Raises:
+        UsageError: it does not exist, or lacks the precision.
+    """
+    device = device_of(experiment.engine.device)
+    own_code = experiment.client is not None
+    check_precision(experiment.engine.precision, device, own_code=own_code)
+    return device
 
 
 def device_of(wanted: str) -> torch.device:

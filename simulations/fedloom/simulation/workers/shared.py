@@ -4,10 +4,9 @@ The memory is multiprocessing's `RawArray`: anonymous, freed with the processes,
 spawned workers.
 """
 
-import json
 from collections.abc import Mapping
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,9 @@ from numpy.typing import NDArray
 from fedloom.strategies.exact.partial import Partial, TensorSpec, dense_arrays
 
 _ALIGN = 64
+
+Sum: TypeAlias = tuple[dict[str, str], list[str], dict[str, NDArray[Any]]]
+"""The header of a sum, the names of its arrays in shared memory, and its other arrays."""
 
 
 class SharedArrays:
@@ -50,23 +52,18 @@ class SharedSum:
 
     def begin(self) -> Partial:
         """An empty sum in shared memory; called in the worker at the start of a round."""
-        arrays = self._sums.arrays()
-        for array in arrays.values():
-            array.fill(0)
-        return Partial.from_arrays(arrays, self._header)
+        partial = Partial.from_arrays({}, self._header)
+        partial.use_memory(self._sums.arrays())
+        return partial
 
-    def describe(self, partial: Partial) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
-        """The parts of a worker's sum that are not in shared memory."""
+    def describe(self, partial: Partial) -> Sum:
+        """What the parent needs beside shared memory; called in the worker."""
         arrays, header = partial.arrays()
-        shared = self._sums.arrays().keys()
-        return header, {n: array for n, array in arrays.items() if n not in shared}
+        shared = self._sums.arrays().keys() & arrays.keys()
+        return header, sorted(shared), {n: a for n, a in arrays.items() if n not in shared}
 
-    def end(self, header: Mapping[str, str], others: Mapping[str, NDArray[Any]]) -> Partial:
+    def end(self, described: Sum) -> Partial:
         """The worker's sum; called in the parent, valid until the worker begins again."""
-        covered = {
-            str(number)
-            for number, entry in enumerate(json.loads(header["entries"]))
-            if entry[-1] or any(name.startswith(f"weights.{number}") for name in others)
-        }
-        arrays = {n: a for n, a in self._sums.arrays().items() if n.split(".")[1] in covered}
-        return Partial.from_arrays({**arrays, **others}, header)
+        header, shared, others = described
+        arrays = self._sums.arrays()
+        return Partial.from_arrays({**{name: arrays[name] for name in shared}, **others}, header)

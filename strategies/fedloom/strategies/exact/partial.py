@@ -17,7 +17,7 @@ Invariants:
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final, TypeAlias
@@ -32,6 +32,7 @@ from fedloom.strategies.exact.fixed_point import (
     MAX_WEIGHT_SUM,
     UNIT_BITS,
     WEIGHT_UNIT,
+    Draws,
     Ints,
     Scaler,
     exact_scales,
@@ -102,10 +103,11 @@ class TensorSpec:
 class _Entry:
     """The sums of one tensor, allocated when it is first covered."""
 
-    __slots__ = ("spec", "sums", "weight_all", "weights")
+    __slots__ = ("memory", "spec", "sums", "weight_all", "weights")
 
     def __init__(self, spec: TensorSpec) -> None:
         self.spec = spec
+        self.memory: Sequence[Ints] = ()  # for the first words of the sums
         self.sums: Words | None = None
         self.weight_all = 0  # units that cover every coordinate
         self.weights: Words | None = None  # weights per coordinate on top of weight_all
@@ -121,9 +123,24 @@ class _Entry:
                 coverage.add_constant(self.weights.word(number), self.spec.shape, value, BLOCK)
         self.weights.added(1)
 
+    def is_even(self, units: int) -> bool:
+        if self.weights is None:
+            return self.weight_all in (0, units)
+        rest = units - self.weight_all >> UNIT_BITS - _WEIGHT_EXPONENT
+        return bool(np.isin(self.weights.word(0), [rest] if self.weight_all else [0, rest]).all())
+
+    def words(self) -> Words:
+        """The sums, of zeros if there are none yet."""
+        if self.sums is None:
+            self.sums = Words(self.spec.size, memory=self.memory)
+        return self.sums
+
     def merge(self, other: "_Entry") -> None:
-        self.sums = _sum(self.sums, other.sums, self.spec.size)
-        self.weights = _sum(self.weights, other.weights, self.spec.size)
+        if other.sums is not None:
+            self.words().merge(other.sums)
+        if other.weights is not None:
+            self.weights = self.weights or Words(self.spec.size)
+            self.weights.merge(other.weights)
         self.weight_all += other.weight_all
 
     def same(self, other: "_Entry") -> bool:
@@ -173,6 +190,16 @@ class Partial:
         """Return an empty partial of the same round."""
         return Partial(self.specs, self._exponent, narrow=self.narrow)
 
+    def use_memory(self, arrays: Mapping[str, Ints]) -> None:
+        """Store sums here from now on, instead of in memory of their own.
+
+        Args:
+            arrays: int64 [size] with any content, by the names of `dense_arrays`.
+        """
+        for number, entry in enumerate(self._entries.values()):
+            names = dense_arrays(number, narrow=self.narrow)
+            entry.memory = [arrays[name] for name in names]
+
     @property
     def specs(self) -> dict[Key, TensorSpec]:
         """The tensors that updates may hold."""
@@ -199,6 +226,7 @@ class Partial:
         read: Read,
         *,
         value_units: int | None = None,
+        draws: Draws | None = None,
     ) -> None:
         """Add one part of one update, reading its values block by block.
 
@@ -213,6 +241,7 @@ class Partial:
             read: called with n > 0, returns the next n values, 1-D, float16, 32 or 64, or ints.
             value_units: factor of the values, from 0 to `units`, below `units` for a stale update;
                 None for `units`.
+            draws: round the addends of a narrow sum stochastically by these; None for to nearest.
 
         Raises:
             ValueError: unknown key, coverage outside the tensor, units outside 1..`MAX_UNITS`,
@@ -227,21 +256,23 @@ class Partial:
         shape = entry.spec.shape
         assert entry.sums is not None
         if self.narrow:
-            self._add_rounded(entry.sums, coverage, shape, value_units, read)
+            scaler = Scaler(value_units, self._base, min(BLOCK, coverage.count(shape)), draws)
+            counts = value_units > 0  # a weight of zero is no rounding
+            self._add_rounded(entry.sums, coverage, shape, read, scaler, counts=counts)
         else:
             self._add_exactly(entry.sums, coverage, shape, value_units, read)
         entry.add_weight(coverage, units)
 
     def _add_rounded(
-        self, words: Words, coverage: Coverage, shape: tuple[int, ...], units: int, read: Read
-    ) -> None:
+        self, words: Words, coverage: Coverage, shape: tuple[int, ...], read: Read, scaler: Scaler,
+        *, counts: bool,
+    ) -> None:  # fmt: skip
         view = coverage.view(words.word(0), shape)
-        scaler = Scaler(units, self._base, min(BLOCK, coverage.count(shape)))
         for index, block in coverage.blocks(shape, BLOCK):
             values = _checked_values(read, math.prod(block))
             addends = scaler.addends(values)
             coverage.accumulate(view, index, addends.reshape(block))
-            if units:  # a weight of zero is no rounding
+            if counts:
                 self._count_zeros(values, addends)
 
     def _count_zeros(self, values: NDArray[Any], addends: Ints) -> None:
@@ -273,6 +304,7 @@ class Partial:
         values: NDArray[Any],
         *,
         value_units: int | None = None,
+        draws: Draws | None = None,
     ) -> None:
         """Add one part of one update from an array of any shape of the right size.
 
@@ -289,7 +321,75 @@ class Partial:
             position += count
             return flat[position - count : position]
 
-        self.add(key, coverage, units, read, value_units=value_units)
+        self.add(key, coverage, units, read, value_units=value_units, draws=draws)
+
+    def add_sums(self, key: Key, coverage: Coverage, units: int, sums: Ints) -> None:
+        """Add what a session of several updates gives for one part: the sums of their addends.
+
+        Args:
+            key: the tensor.
+            coverage: coordinates of the sums, the same for all updates of the session.
+            units: the sum of their weights.
+            sums: Σ rint(x · w · 2^s), int64, 1-D, in row-major order.
+
+        Raises:
+            ValueError: unknown key, coverage outside the tensor, units below 1, another number of
+                sums, or the partial is not narrow.
+        """
+        self._check_narrow()
+        shape = self._entry(key).spec.shape
+        if sums.size != (expected := coverage.count(shape)):
+            raise ValueError(f"Expected {expected} sums for {key}, got {sums.size}.")
+        entry = self._checked(key, coverage, min(units, MAX_UNITS))
+        if entry is None:
+            return
+        assert entry.sums is not None
+        view, start = coverage.view(entry.sums.word(0), shape), 0
+        for index, block in coverage.blocks(shape, BLOCK):
+            stop = start + math.prod(block)
+            coverage.accumulate(view, index, sums[start:stop].reshape(block))
+            start = stop
+        entry.add_weight(coverage, units)
+
+    def add_noise(self, key: Key, block: Callable[[int, int], Ints]) -> None:
+        """Add whole steps to the sums of a tensor, without weight, covered or not.
+
+        Args:
+            key: the tensor.
+            block: called with flat coordinates `start, stop`, returns their noise, int64.
+
+        Raises:
+            ValueError: unknown key, or the partial is not narrow.
+        """
+        self._check_narrow()
+        entry = self._entry(key)
+        word = entry.words().word(0)
+        for start in range(0, entry.spec.size, BLOCK):
+            stop = min(start + BLOCK, entry.spec.size)
+            word[start:stop] += block(start, stop)
+
+    def wrap(self, bits: int) -> None:
+        """Take every sum modulo 2^bits, as a number with a sign of that width.
+
+        Sums that fit stay as they are: this is what is left of a sum of words of `bits` bits.
+
+        Raises:
+            ValueError: the partial is not narrow.
+        """
+        self._check_narrow()
+        for entry in self._entries.values():
+            if entry.sums is not None:
+                word = entry.sums.word(0)
+                word <<= 64 - bits
+                word >>= 64 - bits
+
+    def is_even(self, units: int) -> bool:
+        """Return whether each coordinate is covered by all updates or by none.
+
+        Args:
+            units: the sum of the weights of all updates, which are multiples of 2^-20.
+        """
+        return all(e.is_even(units) for e in self._entries.values() if e.sums is not None)
 
     def add_zeros(self, key: Key, coverage: Coverage, units: int) -> None:
         """Add the weight of a part whose values are all zero, such as a frozen tensor.
@@ -374,10 +474,7 @@ class Partial:
         Raises:
             ValueError: the partial is not narrow.
         """
-        if not self.narrow:
-            raise ValueError(
-                "Expected a narrow partial, whose sums are integers; got an exact one."
-            )
+        self._check_narrow()
         sums = self._entry(key).sums
         return np.zeros(stop - start, np.int64) if sums is None else sums.word(0)[start:stop].copy()
 
@@ -453,6 +550,8 @@ class Partial:
             entry.weight_all = row[-1] << finer
             entry.sums = _taken(rest, f"sums.{number}", entry.spec)
             entry.weights = _taken(rest, f"weights.{number}", entry.spec)
+            if entry.weight_all or entry.weights is not None:
+                entry.words()  # covered, if only by zeros
         if rest:
             raise ValueError(f"Expected sums and weights of {len(specs)} tensors, got {[*rest]}.")
         return partial
@@ -473,9 +572,14 @@ class Partial:
             raise ValueError(f"Expected units in 1..{MAX_UNITS}, got {units}.")
         if coverage.count(entry.spec.shape) == 0 and not isinstance(coverage, Full):
             return None
-        if entry.sums is None:
-            entry.sums = Words(entry.spec.size)
+        entry.words()
         return entry
+
+    def _check_narrow(self) -> None:
+        if not self.narrow:
+            raise ValueError(
+                "Expected a narrow partial, whose sums are integers; got an exact one."
+            )
 
     def _check_same_round(self, other: "Partial") -> None:
         mine, its = (self._exponent, self.narrow), (other.exponent, other.narrow)
@@ -501,14 +605,6 @@ def _weight_slices(units: int) -> Iterator[int]:
         yield nearest
         rest -= nearest * unit
         unit /= 1 << WORD_BITS
-
-
-def _sum(a: Words | None, b: Words | None, size: int) -> Words | None:
-    if b is None:
-        return a
-    total = Words(size) if a is None else a
-    total.merge(b)
-    return total
 
 
 def dense_arrays(number: int, *, narrow: bool) -> list[str]:

@@ -11,13 +11,15 @@ Invariants:
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedloom.strategies.exact import compiled
+from fedloom.strategies.exact.compiled import Compiled
 from fedloom.strategies.exact.coverage import Coverage, Full, Shape
 from fedloom.strategies.exact.fixed_point import Ints
 
@@ -55,29 +57,44 @@ def _magic(word: int) -> tuple[float, int]:
     return float(value), int(value.view(np.int64))
 
 
+def _bias(word: int, times: int) -> np.int64:
+    """Return what the bits of a word's constant add up to, modulo 2^64."""
+    return np.uint64(_magic(word)[1] * times % 2**64).view(np.int64)
+
+
 class Words:
     """The sums of a tensor's coordinates.
 
     Args:
         size: number of coordinates.
         arrays: of the words, int64 [size], or None for zeros; they are not copied.
+        memory: for the first words, int64 [size] with any content; others are allocated.
     """
 
-    __slots__ = ("_biases", "_size", "_slices", "arrays")
+    __slots__ = ("_biases", "_memory", "_size", "_slices", "arrays")
 
-    def __init__(self, size: int, arrays: Sequence[Ints | None] = ()) -> None:
+    def __init__(
+        self, size: int, arrays: Sequence[Ints | None] = (), memory: Sequence[Ints] = ()
+    ) -> None:
         self._size = size
+        self._memory = memory
         self._biases = 0  # times that the bits of the constants are in every dense coordinate
         self._slices = 0  # since the last carry
         self.arrays = list(arrays)
 
     def word(self, number: int) -> Ints:
-        """Return the array of a word; a new one is allocated."""
-        self.arrays += [None] * (number + 1 - len(self.arrays))
-        array = self.arrays[number]
-        if array is None:
+        """Return the array of a word; a new one has zeros."""
+        array = self._known(number)
+        if array is None and number < len(self._memory):
+            array = self.arrays[number] = self._memory[number]
+            array.fill(0)
+        elif array is None:
             array = self.arrays[number] = np.zeros(self._size, np.int64)
         return array
+
+    def _known(self, number: int) -> Ints | None:
+        self.arrays += [None] * (number + 1 - len(self.arrays))
+        return self.arrays[number]
 
     def added(self, slices: int, *, biases: int = 0) -> None:
         """Note that slices were added to every word, and the bits of constants to dense words."""
@@ -93,13 +110,20 @@ class Words:
         if not slices:
             return
         used = [n for n, array in enumerate(self.arrays) if array is not None]
+        if used == [0, 1] and (settle := self._compiled(compiled.settle)):
+            both = _bias(0, biases), _bias(1, biases)
+            settle(self.word(0), self.word(1), both, WORD_BITS)
+            return
         for start in range(0, self._size, BLOCK):
             blocks = {n: self.word(n)[start : start + BLOCK] for n in used}
             for number in range(DENSE if biases else 0):
-                bits = _magic(number)[1] * biases % 2**64
-                blocks[number].view(np.uint64)[...] -= np.uint64(bits)
+                blocks[number] -= _bias(number, biases)
             for number in reversed(used[1:]):
                 self._carry(number, blocks[number], start)
+
+    def _compiled(self, get: Callable[[], Compiled | None]) -> Compiled | None:
+        """A compiled function, for tensors that are large enough to load it."""
+        return get() if self._size >= compiled.LEAST else None
 
     def _carry(self, number: int, block: Ints, start: int) -> None:
         carries = (block + (1 << (WORD_BITS - 1))) >> WORD_BITS
@@ -114,11 +138,11 @@ class Words:
         for number, array in enumerate(other.arrays):
             if array is None:
                 continue
-            if number < len(self.arrays) and self.arrays[number] is not None:
+            if self._known(number) is None and number >= len(self._memory):
+                self.arrays[number] = array.copy()
+            else:
                 mine = self.word(number)
                 mine += array
-            else:
-                self.word(number)[...] = array
         self.added(1)
 
     def floats(self, start: int, stop: int) -> Floats:
@@ -127,6 +151,10 @@ class Words:
         Each differs from the exact sum by at most 2^-52 of the sum.
         """
         self.settle()
+        if len(self.arrays) == DENSE and (floats := self._compiled(compiled.floats)):
+            first, second = (self.word(number)[start:stop] for number in range(DENSE))
+            found: Floats = floats(first, second, 2.0**-WORD_BITS)
+            return found
         total = np.zeros(stop - start)
         for array in reversed(self.arrays):
             total *= 2.0**-WORD_BITS
@@ -167,6 +195,8 @@ class Slicer:
         self._differs = np.empty(capacity, np.bool_)
         self._raw = isinstance(coverage, Full)  # the bits of constants are removed when settled
         self._dense = [coverage.view(words.word(n), shape) for n in range(DENSE)]
+        large = self._raw and coverage.count(shape) >= compiled.LEAST and most >= DENSE
+        self._fold = compiled.fold() if large else None
 
     def add(self, index: Any, block: Shape, values: NDArray[Any], scale: float) -> None:
         """Add `values · scale` at an index of the coverage, in units of word 0.
@@ -177,6 +207,12 @@ class Slicer:
             values: 1-D; their products with the scale must be exact in float64, and below 2^50.
             scale: factor of the values.
         """
+        if self._fold is not None and values.dtype.kind == "f" and values.itemsize >= 4:
+            first, second = (words[index] for words in self._dense)
+            if not self._fold(first, second, values, scale, _magic(0)[0], _magic(1)[0]):
+                return
+            self._add_rest(index, values.astype(np.float64) * scale)
+            return
         rest, part, ints = (
             self._rest[: values.size], self._part[: values.size], self._ints[: values.size],
         )  # fmt: skip
@@ -203,6 +239,14 @@ class Slicer:
                     self._add_few(number + 1, index, places, rest[places] - part[places])
                     break
             np.subtract(rest, part, out=rest)
+
+    def _add_rest(self, index: Any, rest: Floats) -> None:
+        """Add what the dense words leave of values in units of word 0."""
+        for number in range(DENSE):
+            value, _ = _magic(number)
+            rest -= (rest + value) - value
+        places = np.flatnonzero(rest)
+        self._add_few(DENSE, index, places, rest[places])
 
     def _add_few(self, first: int, index: Any, places: Ints, rest: Floats) -> None:
         """Add what is left of a few values of a block to the words from `first` on."""

@@ -125,6 +125,7 @@ def schedule_of(settings: Any) -> Schedule:
     if isinstance(settings, Schedule):
         return settings
     if not isinstance(settings, dict):
-        raise TypeError(f"Expected schedule as a table, got {settings!r}.")
+        write = f' Write schedule = {{ name = "{settings}" }}.' if isinstance(settings, str) else ""
+        raise TypeError(f"Expected strategy.schedule as a table, got {settings!r}.{write}")
     check_settings(Schedule, settings, table="strategy.schedule")
     return Schedule(**settings)

@@ -19,6 +19,7 @@ from typing import Final
 
 from fedloom.strategies.checks import check_count, check_patterns
 from fedloom.strategies.personal.own_models import Apfl, Ditto, OwnModel
+from fedloom.strategies.setting_checks import lookup
 
 KEPT: Final = "kept"
 """The slot of the tensors that a client keeps."""
@@ -63,8 +64,8 @@ class Personal:
         check_count("head_epochs", self.head_epochs, at_least=0)
         if self.head_epochs and not self.keep:
             raise ValueError("Expected keep to name the head that head_epochs trains, got none.")
-        if self.name not in NAMES:
-            raise ValueError(f"Expected personal.name of {', '.join(NAMES)}, got {self.name!r}.")
+        known = {name: name for name in NAMES}
+        object.__setattr__(self, "name", lookup("personal.name as a known name", self.name, known))
         if self.own_model is not None and self.keep:
             raise ValueError(
                 f"Expected no personal.keep with {self.name}, whose clients keep a whole model, "

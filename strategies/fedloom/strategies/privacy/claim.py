@@ -7,7 +7,7 @@ Invariant: a claim follows from the run's specification alone.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from fedloom.strategies.masking.sessions import colluders, honest
 from fedloom.strategies.privacy import accounting
 from fedloom.strategies.privacy.accounting import Releases
 from fedloom.strategies.privacy.banded import MOST_ROUNDS, prefix_noise_of_trees
@@ -23,6 +24,10 @@ from fedloom.strategies.privacy.settings import Privacy, count_noise, noise_of_v
 
 CENTRAL: Final = "anyone who sees the models, of any or all rounds"
 LOCAL: Final = "anyone who sees a client's updates or the models, including the server"
+SESSIONS: Final = (
+    "anyone who sees the models, and the server, which sees the sum of each masking session, also "
+    "together with up to {most} of its devices"
+)
 
 _NEIGHBOURS: Final = {
     "zero-out": "a client's updates are replaced by zeros",
@@ -38,6 +43,7 @@ _SAMPLING: Final = {
     "subset equally likely, drawn in secret",
 }
 _TAKING_PART: Final = "which clients take part in which round, and when they answer"
+_UNFIT: Final = "that a device's update was unfit, or that it dropped out"
 _OWN_CODE: Final = "anything that the clients' own code sends or prints outside its updates"
 _HIDDEN: Final = "which clients are drawn stays secret: whoever learns it is not covered"
 _NO_ABORT: Final = "no operator aborts rounds because of who was drawn"
@@ -53,6 +59,7 @@ class Plan:
         goal: clients of a round.
         rounds: training rounds that the run wants.
         affordable: number of rounds that the budget allows.
+        sessions: fewest and most members of its masking sessions, for `distributed`.
     """
 
     settings: Privacy
@@ -60,6 +67,7 @@ class Plan:
     goal: int
     rounds: int
     affordable: int
+    sessions: tuple[int, int] | None = None
 
     @property
     def releases(self) -> Releases:
@@ -78,8 +86,9 @@ class Plan:
     def released(self, trained: int, opened: int) -> int:
         """Return the rounds that have cost epsilon.
 
-        With local noise an abandoned round costs as much as another one, since the server has seen
-        its updates. A run then opens no more than `last` training rounds.
+        With noise from devices an abandoned round costs as much as another one, since the server
+        has seen its updates, or may have seen sums of sessions. A run then opens no more than
+        `last` training rounds.
 
         Args:
             trained: committed training rounds.
@@ -120,7 +129,7 @@ class Plan:
             "delta": settings.delta,
             "rounds": last,
             "protects": "the whole contribution of any one client, in all rounds together",
-            "against": CENTRAL if settings.central else LOCAL,
+            "against": self._against(),
             "server": self._server(),
             "neighbours": f"{self.releases.relation}: {_NEIGHBOURS[self.releases.relation]}",
             "sampling": self._sampling(),
@@ -132,12 +141,28 @@ class Plan:
             "denominator": f"{self.goal} clients a round, for any number of reports",
             "budget": settings.limit,
             "assumes": self._assumes(),
-            "not_hidden": [_OWN_CODE] if self._sampled else [_TAKING_PART, _OWN_CODE],
+            "not_hidden": self._not_hidden(),
             "accounting": self._accounting(),
             "advice": advice(tensors),
         }
 
+    def _against(self) -> str:
+        if self.sessions is not None:
+            return SESSIONS.format(most=self._of_sessions(colluders))
+        return CENTRAL if self.settings.central else LOCAL
+
+    def _of_sessions(self, count: Callable[[int], int]) -> str:
+        """A number of members of the smallest session and of the largest one, as text."""
+        assert self.sessions is not None
+        return " and ".join(f"{count(n)} of {n}" for n in dict.fromkeys(self.sessions))
+
+    def _not_hidden(self) -> list[str]:
+        found = [] if self._sampled else [_TAKING_PART]
+        return [*found, *([_UNFIT] if self.sessions else []), _OWN_CODE]
+
     def _server(self) -> str:
+        if self.sessions is not None:
+            return "not trusted with the data: it sees the sums of sessions, with their noise"
         if self.settings.central:
             return "trusted: it sees every clipped update and holds the key of the noise"
         return "not trusted with the data: it sees updates with their noise only"
@@ -159,7 +184,15 @@ class Plan:
 
     def _noise(self) -> str:
         settings, z = self.settings, self.noise_multiplier
-        if not settings.central:
+        if self.sessions is not None:
+            least, last = self.sessions
+            most = z * max(math.sqrt(n / honest(n)) for n in range(least, last + 1))
+            return (
+                f"{z:g} × clip on the sum of each session, by the devices that are sure to be "
+                f"honest and in it ({self._of_sessions(honest)}); up to {most:.3g} × clip by "
+                "all of them"
+            )
+        if settings.is_local:
             return f"{z:g} × clip on each device's update"
         if settings.correlated:
             return f"{z:g} × clip {self._correlated()}{self._error()}"
@@ -199,11 +232,18 @@ class Plan:
                 "from the run's seed, for simulation: anyone who knows the seed can remove the "
                 "noise, so this makes no claim about a deployment"
             )
+        if self.sessions is not None:
+            return "exact discrete Gaussian, drawn by each device for one update alone"
         holder = "server" if self.settings.central else "device"
         return f"exact discrete Gaussian, keyed by a secret that only the {holder} has"
 
     def _assumes(self) -> list[str]:
         assumed = ["whether a client answers does not depend on its data"]
+        if self.sessions is not None:
+            assumed.append(
+                "no more devices of a session than named work with the server, or leave out their "
+                "noise"
+            )
         if self.settings.correlated:
             assumed.append(f"a client takes part {self._schema()}, which the server enforces")
         if self._sampled:
@@ -228,19 +268,24 @@ class Plan:
         return self.settings.sampling != "none"
 
     def _accounting(self) -> str:
+        if self.sessions is not None:
+            return "dp-accounting, concentrated privacy of sums of discrete Gaussians"
         if not self._sampled:
             return "dp-accounting, exact for composed Gaussians"
         return "dp-accounting, the smaller of Rényi and privacy loss distributions"
 
 
 @lru_cache(maxsize=64)
-def plan(settings: Privacy, *, goal: int, rounds: int) -> Plan:
+def plan(
+    settings: Privacy, *, goal: int, rounds: int, sessions: tuple[int, int] | None = None
+) -> Plan:
     """Determine a run's noise and the number of rounds it can have.
 
     Args:
         settings: the [privacy] table.
         goal: clients of a round.
         rounds: training rounds.
+        sessions: fewest and most members of its masking sessions; for `distributed` alone.
 
     Raises:
         MissingAccountant: dp-accounting is not installed.
@@ -274,6 +319,7 @@ def plan(settings: Privacy, *, goal: int, rounds: int) -> Plan:
         goal=goal,
         rounds=rounds,
         affordable=affordable,
+        sessions=sessions if settings.in_sessions else None,
     )
 
 

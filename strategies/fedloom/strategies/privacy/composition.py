@@ -18,7 +18,7 @@ costs no more: divergences are jointly convex. So it holds for runs at the same 
 
 Composed Gaussians are one Gaussian, whose curve is known exactly. With sampled rounds the smaller
 of two bounds is taken: Rényi divergences, which add up order by order, and distributions of the
-privacy loss, which are convolved.
+privacy loss, which are convolved. Of sums of discrete Gaussians only the divergences are known.
 
 References:
     Mironov 2017, Rényi Differential Privacy, https://arxiv.org/abs/1702.07476, Proposition 1.
@@ -127,12 +127,15 @@ def _epsilon(merged: Collection[tuple[tuple[Releases, int], int]], delta: float)
     )
     if len(runs) < 2:
         return accounting.epsilon(*runs[0], delta) if runs else 0.0
-    plain = [run for run in runs if run[0].sampling == "none"]
+    plain = [run for run in runs if run[0].sampling == "none" and not run[0].summed]
+    summed = [run for run in runs if run[0].summed]
     sampled = [run for run in runs if run[0].sampling != "none"]
     noise = None
     if plain:
         noise = 1 / math.sqrt(math.fsum(accounting.joint_noise(*run) ** -2 for run in plain))
     with accounting.quiet():
+        if summed:
+            return _by_divergences([*summed, *sampled], noise, delta)
         if not sampled:
             assert noise is not None
             return float(accounting.library().get_epsilon_gaussian(noise, delta))
@@ -143,9 +146,9 @@ def _epsilon(merged: Collection[tuple[tuple[Releases, int], int]], delta: float)
 
 
 def _by_divergences(
-    sampled: Collection[tuple[Releases, int]], noise: float | None, delta: float
+    runs: Collection[tuple[Releases, int]], noise: float | None, delta: float
 ) -> float:
-    parts = [(accounting.rdp_of_round(releases), rounds) for releases, rounds in sampled]
+    parts = [(accounting.rdp_of_round(releases), rounds) for releases, rounds in runs]
     orders = parts[0][0][0]
     assert all(list(own) == list(orders) for (own, _), _ in parts)
     # A Gaussian's divergence at order α is α / (2 σ²).

@@ -118,7 +118,7 @@ class Release:
             stream: of the run.
         """
         digest = _digest(partial)
-        if self.settings.mechanism == "local":
+        if not self.settings.central:
             return self._noisy(partial, None), dict(memory)
         noise = sampler(self._sigma(partial, memory))
         if self.factor is not None:

@@ -9,6 +9,8 @@ References:
     without Sampling or Shuffling, https://arxiv.org/abs/2103.00039 (dp_ftrl).
     Choquette-Choo et al. 2023, (Amplified) Banded Matrix Factorization,
     https://arxiv.org/abs/2306.08153 (dp_bandmf).
+    Kairouz, Liu, Steinke 2021, The Distributed Discrete Gaussian Mechanism,
+    https://arxiv.org/abs/2102.06387 (distributed).
 """
 
 import math
@@ -18,7 +20,7 @@ from typing import Final, Literal, TypeAlias, get_args
 from fedloom.strategies.checks import check_count, check_number
 from fedloom.strategies.privacy.banded import MOST_BANDS, USUAL_BANDS
 
-Mechanism: TypeAlias = Literal["dp_fedavg", "dp_ftrl", "dp_bandmf", "local"]
+Mechanism: TypeAlias = Literal["dp_fedavg", "dp_ftrl", "dp_bandmf", "local", "distributed"]
 Sampling: TypeAlias = Literal["none", "poisson", "without_replacement"]
 Noise: TypeAlias = Literal["secure", "seed"]
 
@@ -38,13 +40,15 @@ class Privacy:
 
     Attributes:
         mechanism: `dp_fedavg` (noise on every round's sum), `dp_ftrl` (noise on the sum of all
-            rounds so far, by a tree), `dp_bandmf` (the same by a banded matrix, with less noise) or
-            `local` (noise on the device).
+            rounds so far, by a tree), `dp_bandmf` (the same by a banded matrix, with less noise),
+            `local` (noise on the device) or `distributed` (each device of a masking session adds a
+            share of the noise of its sum).
         clip: Euclidean norm to which a client's whole update is scaled down, > 0; with
             `clip_quantile`, its initial value.
         noise_multiplier: standard deviation of the noise over the clip, > 0; for `dp_ftrl` of
-            each node of the tree, for `dp_bandmf` of each round before it is correlated. None if
-            `target_epsilon` is set.
+            each node of the tree, for `dp_bandmf` of each round before it is correlated, for
+            `distributed` of the honest devices of a session together. None if `target_epsilon` is
+            set.
         target_epsilon: epsilon after all rounds, > 0; the noise is calibrated to it.
         budget: epsilon at which the run stops, > 0; `target_epsilon` by default.
         delta: in (0, 1), and below 1 / population.
@@ -65,8 +69,8 @@ class Privacy:
             separation, and at most 64. The server keeps the noise of all but one of them.
         participations: `dp_ftrl` and `dp_bandmf`: rounds in which a client takes part at most;
             None for as many as the other settings allow.
-        noise: `secure`, from a key that only the server has; `seed`, from the run's seed: for
-            simulations: with the seed the noise can be removed.
+        noise: `secure`, from a key that only the server or the device has; `seed`, from the run's
+            seed: for simulations: with the seed the noise can be removed.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -114,8 +118,18 @@ class Privacy:
 
     @property
     def central(self) -> bool:
-        """Whether the server adds the noise."""
-        return self.mechanism != "local"
+        """Whether the server adds the noise, to the sums of committed rounds alone."""
+        return self.mechanism not in ("local", "distributed")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each update is private by its own noise."""
+        return self.mechanism == "local"
+
+    @property
+    def in_sessions(self) -> bool:
+        """Whether the sums of masking sessions are private, by the noise of their members."""
+        return self.mechanism == "distributed"
 
     @property
     def correlated(self) -> bool:
@@ -171,7 +185,7 @@ class Privacy:
             )
         self._check_bands()
         least = LEAST_LOCAL_NOISE
-        if not self.central and (self.noise_multiplier or least) < least:
+        if self.is_local and (self.noise_multiplier or least) < least:
             raise ValueError(
                 f'Expected noise_multiplier >= {least:g} with mechanism = "local", got '
                 f"{self.noise_multiplier}."

@@ -107,7 +107,7 @@ class Robust:
     """
 
     name: ClassVar[str]
-    needs: ClassVar[Literal["sum", "each"]] = "each"
+    needs: ClassVar[Literal["sum", "sessions", "each"]] = "each"
     remembers: ClassVar[bool] = False
     weighted: ClassVar[bool] = False
     """Whether updates count by their weights; otherwise every client counts once."""

@@ -91,7 +91,7 @@ class Candidates(Sequence[str]):
             return digest_of("\0".join(self).encode())
         there = np.zeros(len(rows), np.bool_)  # a mask takes a third of the time of indexing
         there[self.places] = True
-        return digest_of(rows[there].tobytes()[:-1])
+        return digest_of(rows[there].view(np.uint8)[:-1].data)  # without copies of a megabyte
 
 
 class Attendance:
@@ -107,10 +107,19 @@ class Attendance:
     def __init__(self, roster: Roster, there: NDArray[np.bool_]) -> None:
         self.roster, self.there = roster, there
 
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self.there))
+
     def __iter__(self) -> Iterator[str]:
         return iter(Candidates(self.roster, np.flatnonzero(self.there)))
 
+    def without(self, names: Iterable[str]) -> "Attendance":
+        """Those that are not among these names, which are of the roster."""
+        there = self.there.copy()
+        there[[self.roster.place_of[name] for name in names]] = False
+        return Attendance(self.roster, there)
 
-def digest_of(joined: bytes) -> bytes:
+
+def digest_of(joined: bytes | memoryview) -> bytes:
     r"""Digest of names in UTF-8 with `\0` between them; 16 bytes."""
     return blake2b(joined, digest_size=16).digest()

@@ -43,7 +43,7 @@ def _row(run, number):
     return {"run": run, "number": number, "kind": "train", "model_in": "a" * 64, **times}
 
 
-def commit(door, run, number, loss):
+def commit(door, run, number, loss, best=None):
     ledger = door.contexts.ledger
     ledger.open_round(_row(run, number), [])
     ledger.close_round(run, number)
@@ -52,6 +52,9 @@ def commit(door, run, number, loss):
         "model_out": f"{number:064x}", "strategy_state": None, "counts": True, "trained": True,
         "training": {"num_examples": 10, "values": values}, "evaluation": {},
     }  # fmt: skip
+    if best is not None:
+        mark = {"metric": "loss", "mode": "min", "value": loss, "measured_in": number}
+        result["best"] = {**mark, "round": best, "stale": 0, "patience": 0}
     ledger.commit_round(run, number, result, 100)
 
 
@@ -63,7 +66,7 @@ def _export(*args, code=0):
 
 def _steps(folder):
     return [(step, values["training/loss"]) for path in sorted(folder.glob(PATTERN))
-            for step, values in read(path)]  # fmt: skip
+            for step, values in read(path) if "training/loss" in values]  # fmt: skip
 
 
 def test_tensorboard_gets_committed_rounds_once(door, story, tmp_path):
@@ -77,6 +80,23 @@ def test_tensorboard_gets_committed_rounds_once(door, story, tmp_path):
     (first, *_) = [values for path in logs.glob(PATTERN) for _, values in read(path)]
     assert {"training/loss", "clients/selected", "time/round_s"} <= set(first)
     assert "training/nan" not in first
+
+
+def _best(folder):
+    return [(step, values["best/loss"]) for path in sorted(folder.glob(PATTERN))
+            for step, values in read(path) if "best/loss" in values]  # fmt: skip
+
+
+def test_the_best_model_is_a_point_of_its_round(door, story, tmp_path):
+    """Once; a later export adds the next best one, and then the rounds go on."""
+    logs = tmp_path / "logs"
+    for number, best, found in ((4, 3, [3]), (5, 3, [3]), (6, 5, [3, 5])):
+        commit(door, story, number, 1 / number, best)
+        for _ in range(2):
+            _export(story, "--tensorboard", str(logs))
+        assert [step for step, _ in _best(logs)] == found
+    assert _best(logs)[0][1] == 0.25
+    assert sorted(step for step, _ in _steps(logs)) == [1, 3, 4, 5, 6]
 
 
 def test_csv_and_jsonl_have_every_round(story, tmp_path):
@@ -164,12 +184,14 @@ def test_an_mlflow_run_is_found_again_by_its_tag(door, story, tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
     _export(story, "--mlflow", "http://mlflow:5000")
-    commit(door, story, 4, 0.125)
-    _export(story, "--mlflow", "http://mlflow:5000")
+    commit(door, story, 4, 0.125, best=3)
+    for _ in range(2):
+        _export(story, "--mlflow", "http://mlflow:5000")
     store = stores["http://mlflow:5000"]
     told = [("training/loss", 1, 0.5), ("training/loss", 3, 0.25), ("training/loss", 4, 0.125)]
-    assert store["metrics"] == told
-    assert store["tags"] == {"fedloom.run": story, "fedloom.rounds": "4"}
+    assert store["metrics"] == [*told, ("best/loss", 3, 0.125)]
+    tags = {"fedloom.run": story, "fedloom.rounds": "4", "fedloom.best_model": f"{3:064x}"}
+    assert store["tags"] == tags
     assert store["params"]["cohort.goal"] == "2"
     _export(story, "--mlflow", str(tmp_path / "ml"))
     assert f"sqlite:///{tmp_path}/ml/mlflow.db" in stores

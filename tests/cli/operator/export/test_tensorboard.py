@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedloom.cli.operator.export.tensorboard import PATTERN, EventFile, last_step, read
+from fedloom.cli.operator.export import tensorboard
+from fedloom.cli.operator.export.tensorboard import PATTERN, EventFile, read
 
 
 def _only(folder):
@@ -35,7 +36,7 @@ def test_event_files_survive_a_round_trip(tmp_path_factory, steps):
         file.append(step, scalars, 1.5)
     file.close()
     assert list(read(_only(folder))) == steps
-    assert last_step(folder) == max((step for step, _ in steps), default=0)
+    assert tensorboard.steps(folder) == {step for step, _ in steps}
 
 
 def test_first_record_matches_the_format(tmp_path):
@@ -60,7 +61,7 @@ def test_reading_ends_at_a_damaged_record(tmp_path):
     path.write_bytes(whole[:-3])
     assert [step for step, _ in read(path)] == [1, 2]
     path.write_bytes(whole[:-10] + b"\xff" + whole[-9:])
-    assert last_step(tmp_path) == 2
+    assert max(tensorboard.steps(tmp_path)) == 2
 
 
 READER = """

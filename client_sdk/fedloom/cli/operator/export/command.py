@@ -16,11 +16,12 @@ from typing import Any, Protocol
 import click
 
 from fedloom.cli.common import output
+from fedloom.cli.common.best import NAME, best_point
 from fedloom.cli.common.options import server_options
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.default_run import ACTIVE, run_or_newest
 from fedloom.cli.operator.export.mlflow import MLflowRun
-from fedloom.cli.operator.export.tensorboard import EventFile, last_step
+from fedloom.cli.operator.export.tensorboard import EventFile, steps
 from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.protocol.settings import dotted
@@ -28,7 +29,7 @@ from fedloom.protocol.settings import dotted
 PACE_S = 2.0
 PAGE = 500
 
-RUN_TAG, ROUNDS_TAG = "fedloom.run", "fedloom.rounds"
+RUN_TAG, ROUNDS_TAG, BEST_TAG = "fedloom.run", "fedloom.rounds", "fedloom.best_model"
 _TIMES = ("opened_at", "deadline_at", "closed_at", "undone_at")
 _FACTS = ("number", "kind", "state", "reason", *_TIMES, "accepted", "staleness", "model_out")
 
@@ -38,8 +39,8 @@ Round = Mapping[str, Any]
 class Place(Protocol):
     """A destination of an export."""
 
-    def write(self, rounds: Sequence[Round]) -> None:
-        """Write those of all ended rounds, in order, that were not written before."""
+    def write(self, rounds: Sequence[Round], best: Mapping[str, Any] | None) -> None:
+        """Write those of all ended rounds, in order, and the best model if not written before."""
 
     def close(self) -> None:
         """Release the destination."""
@@ -72,14 +73,19 @@ def _counts(one: Round) -> bool:
 
 class _TensorBoard:
     def __init__(self, folder: Path) -> None:
-        self._last = last_step(folder)
+        self._last = max(steps(folder), default=0)
+        self._marked = steps(folder, NAME)
         self._file = EventFile(folder)
 
-    def write(self, rounds: Sequence[Round]) -> None:
+    def write(self, rounds: Sequence[Round], best: Mapping[str, Any] | None) -> None:
         for one in rounds:
             if one["number"] > self._last and _counts(one):
                 self._file.append(one["number"], scalars(one), one["closed_at"])
                 self._last = one["number"]
+        point = best_point(best)
+        if point is not None and point[0] not in self._marked:
+            self._file.append(*point)
+            self._marked.add(point[0])
 
     def close(self) -> None:
         self._file.close()
@@ -94,13 +100,19 @@ class _MLflow:
         settings = dict(dotted(run["spec"]))
         self._run = MLflowRun(run["name"], settings, uri=uri, tags={RUN_TAG: run["id"]})
         self._last = int(self._run.tagged(ROUNDS_TAG) or 0)
+        self._marked = self._run.tagged(BEST_TAG)
 
-    def write(self, rounds: Sequence[Round]) -> None:
+    def write(self, rounds: Sequence[Round], best: Mapping[str, Any] | None) -> None:
         for one in rounds:
             if one["number"] > self._last and _counts(one):
                 self._run.append(one["number"], scalars(one), one["closed_at"])
                 self._last = one["number"]
                 self._run.tag(ROUNDS_TAG, str(self._last))
+        point = best_point(best)
+        if best is not None and point is not None and best["model"] != self._marked:
+            self._run.append(*point)
+            self._marked = str(best["model"])
+            self._run.tag(BEST_TAG, self._marked)
 
     def close(self) -> None:
         self._run.close()
@@ -110,7 +122,7 @@ class _Csv:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def write(self, rounds: Sequence[Round]) -> None:
+    def write(self, rounds: Sequence[Round], _: Mapping[str, Any] | None) -> None:
         rows = [{name: one[name] for name in _FACTS} | scalars(one) for one in rounds]
         names = list(dict.fromkeys((*_FACTS, *(name for row in rows for name in row))))
         text = io.StringIO()
@@ -127,7 +139,7 @@ class _Jsonl:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def write(self, rounds: Sequence[Round]) -> None:
+    def write(self, rounds: Sequence[Round], _: Mapping[str, Any] | None) -> None:
         write_whole(self._path, "".join(json.dumps(one) + "\n" for one in rounds))
 
     def close(self) -> None:
@@ -209,8 +221,9 @@ def _copy(control: Control, run: str, places: Sequence[Place], *, watch: bool) -
     rounds: list[Round] = []
     while True:
         try:
-            # Read the state before the rounds: if the run has ended, the rounds are complete.
-            is_active = control.get("runs", run)["state"] in ACTIVE
+            # Read the run before the rounds: if it has ended, the rounds are complete.
+            now = control.get("runs", run)
+            is_active = now["state"] in ACTIVE
             last = rounds[-1]["number"] if rounds else 0
             new = rounds_of(control, run, after=last)
         except UnavailableError:
@@ -221,7 +234,7 @@ def _copy(control: Control, run: str, places: Sequence[Place], *, watch: bool) -
         rounds += new
         if new or not watch or not is_active:
             for place in places:
-                place.write(rounds)
+                place.write(rounds, now["best"])
         if not watch or not is_active:
             return len(rounds)
         time.sleep(PACE_S)

@@ -57,9 +57,14 @@ class EventFile:
         self._file.write(length + _masked(length) + event + _masked(event))
 
 
-def last_step(folder: Path) -> int:
-    """The latest step with a scalar in a folder's event files; 0 without any."""
-    return max((step for file in folder.glob(PATTERN) for step, _ in read(file)), default=0)
+def steps(folder: Path, begins: str = "") -> set[int]:
+    """Steps in a folder's event files that have a scalar whose name begins like this."""
+    return {
+        step
+        for file in folder.glob(PATTERN)
+        for step, scalars in read(file)
+        if any(name.startswith(begins) for name in scalars)
+    }
 
 
 def read(path: Path) -> Iterator[tuple[int, dict[str, float]]]:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from fedloom.client.torch import batches, loop
+from fedloom.client.torch.augment import Transformed
 from fedloom.client.torch.group import Group
 from fedloom.client.torch.precision import FULL, Precision
 from fedloom.client.torch.site.group import SiteGroup
@@ -183,6 +184,11 @@ def _loss_sum(made: tuple[object, Tensor, Tensor] | None, share: Share) -> float
 
 def _check_shared(data: batches.ExampleSource, group: SiteGroup) -> None:
     """Check that ranks can share the examples, and have as many; growing data may differ."""
+    if isinstance(data, Transformed):
+        raise UsageError(
+            f"Transforms do not support a site of {group.size} processes. Transform in the data "
+            "set, or start one process."
+        )
     if not data.is_drawn_here:
         raise UsageError(
             "Expected the data set, or a loader with shuffle=True alone, on a site of "

@@ -7,7 +7,7 @@ clients, an administrator also manages users, tokens and enrolment.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
@@ -100,10 +100,20 @@ class Accounts:
 
     # ---- users -------------------------------------------------------------------------------
 
-    def add_user(self, name: str, scope: Scope, password: str, now: float) -> bool:
-        """Add a user with a hashed password; False if the name is taken."""
+    def add_user(
+        self,
+        name: str,
+        scope: Scope,
+        password: str,
+        now: float,
+        studies: Sequence[str] | None = None,
+    ) -> bool:
+        """Add a user with a hashed password; False if the name is taken.
+
+        With `studies`, the user sees and does nothing outside them.
+        """
         row = {"name": name, "scope": scope.value, "password": password, "created_at": now}
-        return self._add(users, row)
+        return self._add(users, {**row, "studies": studies})
 
     def users(self) -> list[Row]:
         """All users by name, without their hashes."""
@@ -173,7 +183,7 @@ class Accounts:
     def session(self, hashed: str, now: float) -> Row | None:
         """A valid session, with `name`, `how` and `scope`; it counts as used."""
         row = self._row(
-            sa.select(sessions, users.c.scope.label("scope_of_user"))
+            sa.select(sessions, users.c.scope.label("scope_of_user"), users.c.studies)
             .join(users, users.c.name == sessions.c.name, isouter=True)
             .where(sessions.c.id == hashed, sa.not_(_is_over(now)))
         )

@@ -16,6 +16,7 @@ users = sa.Table(
     sa.Column("password", sa.String, nullable=False),  # with its parameters; no password if empty
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("seen_at", sa.Float),
+    sa.Column("studies", sa.JSON(none_as_null=True)),  # NULL: not limited to any
 )
 sessions = sa.Table(
     "sessions",
@@ -42,6 +43,7 @@ api_tokens = sa.Table(
     sa.Column("expires_at", sa.Float),
     sa.Column("used_at", sa.Float),
     sa.Column("revoked_at", sa.Float),
+    sa.Column("studies", sa.JSON(none_as_null=True)),  # as of users
 )
 login_links = sa.Table(
     "login_links",

@@ -68,7 +68,7 @@ class AppRunner:
     def __init__(self, run: AppRun, context: RoundsContext) -> None:
         self._run, self._context = run, context
         folder = context.app_runs / run.id
-        self.board = MessageBoard(run.id, context, folder, self._wanted)
+        self.board = MessageBoard(run.id, context, folder, self._wanted, run.spec.study)
         self._process: AppProcess | None = None
         self._watching: asyncio.Task[None] | None = None
         self._stopped = False

@@ -29,6 +29,8 @@ GATHER_S = 0.02
 """For messages that an app sends one by one at the same time: the wait before a round opens."""
 ABANDONED = "The round of this message was abandoned."
 HELD = "declined: the operator has excluded this client."
+COOLS_OFF = "declined: this client failed again and again, and gets no offers for some time."
+OTHER_STUDY = "declined: this client is not in the run's study."
 BARRED = "declined: a privacy budget of this client has no room for the run."
 
 
@@ -50,9 +52,15 @@ class MessageBoard:
     """
 
     def __init__(
-        self, run: str, context: RoundsContext, folder: Path, wanted: Callable[[], None]
+        self,
+        run: str,
+        context: RoundsContext,
+        folder: Path,
+        wanted: Callable[[], None],
+        study: str = "",
     ) -> None:
         self._run, self._context, self._wanted = run, context, wanted
+        self._study = study
         self.folder = folder
         self.files = folder / FILES
         self._replies = folder / "replies"
@@ -93,12 +101,19 @@ class MessageBoard:
     def _bar(self) -> Bar:
         return self._context.bars.get(self._run, Bar())
 
+    def _cools_off(self, client: str) -> bool:
+        return self._context.cools_off(client, private=False)
+
+    def _is_in_study(self, client: str) -> bool:
+        return self._context.fleet.study_of(client) == self._study
+
     # ---- of the app --------------------------------------------------------------------------
 
     async def clients(self) -> list[str]:
         """The connected clients by name; what an app that begins anew was told before."""
         connected = self._context.fleet.connected()
-        found, store = self._clients.look([name for name in connected if name not in self._bar])
+        may = [name for name in connected if name not in self._bar and self._is_in_study(name)]
+        found, store = self._clients.look([name for name in may if not self._cools_off(name)])
         if store is not None:
             await self._context.in_disk(store)
         return found
@@ -151,7 +166,9 @@ class MessageBoard:
         context = self._context
         held = {row.id: HELD for row in rows if context.fleet.held(row.client) is not None}
         barred = {row.id: BARRED for row in rows if row.client in self._bar}
-        if errors := held | barred:
+        cooling = {row.id: COOLS_OFF for row in rows if self._cools_off(row.client)}
+        others = {row.id: OTHER_STUDY for row in rows if not self._is_in_study(row.client)}
+        if errors := cooling | held | barred | others:
             for name in errors:
                 self._waiting.pop(name, None)
             await context.in_ledger(context.ledger.end_messages, self._run, errors)

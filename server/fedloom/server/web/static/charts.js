@@ -5,85 +5,6 @@
   const drawn = new Map();
   const LONGEST_TAIL = 12; // as `TAIL` of fedloom.server.insight.curves
 
-  // A canvas cannot use light-dark(): the colour is read from an element's computed style.
-  const probe = document.createElement("span");
-  probe.hidden = true;
-  document.body.append(probe);
-  const colour = (name) => {
-    probe.style.color = `var(--${name})`;
-    return getComputedStyle(probe).color;
-  };
-  const faint = (rgb, alpha) => rgb.replace(/^rgb\(/, "rgba(").replace(/\)$/, `, ${alpha})`);
-
-  const number = (v) => v === null || v === undefined ? "–"
-    : Math.abs(v) >= 1e5 || (v !== 0 && Math.abs(v) < 1e-3) ? v.toExponential(2)
-    : `${Number(v.toPrecision(4))}`;
-
-  function options(box, figure, curves) {
-    const byTime = figure.dataset.by === "time" && !curves.relative;
-    const axis = (more) => ({ stroke: colour("soft"), font: "12px ui-sans-serif, system-ui, sans-serif", grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1, size: 4 }, ...more });
-    const series = [{}];
-    const bands = [];
-    for (const line of curves.lines) {
-      const stroke = colour(`series-${line.colour}`);
-      series.push({ label: line.label, stroke, width: 2, dash: line.dash ? [6, 4] : undefined, spanGaps: true, points: { show: curves.x.length < 40, size: 5, fill: stroke, stroke }, scale: "y" });
-      if (line.low) {
-        const at = series.length;
-        const edge = { stroke: "transparent", width: 0, spanGaps: true, points: { show: false }, scale: "y" };
-        series.push({ ...edge }, { ...edge });
-        bands.push({ series: [at + 1, at], fill: faint(stroke, 0.16) });
-      }
-    }
-    return {
-      width: Math.max(120, box.clientWidth), height: box.clientHeight, series, bands,
-      legend: { show: false },
-      cursor: { y: false, points: { size: 8 }, drag: { x: true, y: false } },
-      scales: { x: { time: byTime }, y: { range: (u, low, high) => pad(low, high) } },
-      axes: [axis({ incrs: byTime ? undefined : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 100000], space: 46, size: 28 }), axis({ size: 52, space: 32, values: (u, ticks) => ticks.map(number) })],
-      hooks: { setCursor: [(u) => show(figure, curves, u.cursor.idx)] },
-    };
-  }
-
-  function pad(low, high) {
-    if (low === null || high === null) return [0, 1];
-    const more = (high - low || Math.abs(high) || 1) * 0.06;
-    return [low - more, high + more];
-  }
-
-  function columns(curves) {
-    const found = [curves.x];
-    for (const line of curves.lines) {
-      found.push(line.values);
-      if (line.low) found.push(line.low, line.high);
-    }
-    return found;
-  }
-
-  // The key shows each line's value, at the pointer or at the end.
-  function show(figure, curves, at) {
-    const key = figure.querySelector(".key");
-    const parts = curves.lines.map((line) => {
-      const last = line.values.findLastIndex((v) => v !== null);
-      const value = line.values[at ?? last] ?? null;
-      const part = document.createElement("span");
-      const stroke = document.createElement("i");
-      stroke.className = `s${line.colour}${line.dash ? " dash" : ""}`;
-      const shown = document.createElement("b");
-      shown.textContent = number(value);
-      part.append(stroke, `${line.label} `, shown);
-      return part;
-    });
-    key.replaceChildren(...parts);
-  }
-
-  function describe(figure, curves) {
-    const ends = curves.lines.map((line) => {
-      const known = line.values.filter((v) => v !== null);
-      return known.length ? `${line.label} from ${number(known[0])} to ${number(known.at(-1))}` : "";
-    }).filter(Boolean);
-    figure.querySelector(".plot").setAttribute("aria-label", `${figure.dataset.title} over ${curves.x.length} rounds: ${ends.join("; ") || "nothing yet"}.`);
-  }
-
   const asked = new Map();
 
   // Figures of one run share one response.
@@ -110,7 +31,7 @@
     const [before, after] = [Array(cut).fill(null), tail.number.map(() => null)];
     const column = (a, b) => a || b ? [...(a?.slice(0, cut) ?? before), ...(b ?? after)] : undefined;
     const names = (a, b) => [...new Set([...Object.keys(b), ...Object.keys(cut ? a : {})])];
-    const made = { number: column(known.number, tail.number), at: column(known.at, tail.at) };
+    const made = { number: column(known.number, tail.number), at: column(known.at, tail.at), bytes: column(known.bytes, tail.bytes) };
     for (const kind of ["training", "evaluation"]) {
       made[kind] = {};
       for (const name of names(known[kind], tail[kind])) {
@@ -134,7 +55,7 @@
       if (made) held.set(url, made);
       for (const figure of all()) {
         if (figure.dataset.curves !== url) continue;
-        if (made) draw(figure, select(made, figure, figure.dataset.by === "time" ? "time" : "round"));
+        if (made) draw(figure, select(made, figure, axis(figure)));
         else refresh(figure);
       }
     }
@@ -143,54 +64,53 @@
   async function refresh(figure) {
     let curves;
     try {
-      const by = figure.dataset.by === "time" ? "time" : "round";
       const found = await fetched(figure.dataset.curves);
       if (tailOf(figure.dataset.curves)) held.set(figure.dataset.curves, found);
-      curves = select(found, figure, by);
+      curves = select(found, figure, axis(figure));
     } catch {
       return; // the banner reports a lost connection
     }
     draw(figure, curves);
   }
 
+  const axis = (figure) => figure.dataset.by || "round";
+  const places = (curves, by) => ({ round: curves.number, time: curves.at, bytes: curves.bytes })[by];
+
   function select(found, figure, by) {
     const name = figure.dataset.metric;
     if (found.runs) return together(found.runs, name, figure.dataset.of, by);
     const lines = [];
+    const run = decodeURIComponent(figure.dataset.curves.split("/").at(-2));
     for (const [what, colour] of [["training", 1], ["evaluation", 2]]) {
       const curve = found[what]?.[name];
-      if (curve) lines.push({ label: what, colour, values: curve.mean, low: curve.low, high: curve.high });
+      if (curve) lines.push({ label: what, colour, run, numbers: found.number, values: curve.mean, low: curve.low, high: curve.high });
     }
-    return { x: by === "time" ? found.at : found.number, lines };
+    return { x: places(found, by), lines, by };
   }
 
+  // Runs on one axis: time since each run's first round opened, bytes from its beginning.
   function together(runs, name, of, by) {
-    const start = (run) => run.curves.at[0] ?? 0;
-    const places = (run) => by === "time" ? run.curves.at.map((t) => t - start(run)) : run.curves.number;
-    const x = [...new Set(runs.flatMap(places))].sort((a, b) => a - b);
+    const here = (run) => by === "time" ? run.curves.at.map((t) => t - (run.began ?? run.curves.at[0])) : places(run.curves, by);
+    const x = [...new Set(runs.flatMap(here))].sort((a, b) => a - b);
     const lines = runs.flatMap((run, index) => {
       const curve = run.curves[of]?.[name];
       if (!curve) return [];
-      const known = new Map(places(run).map((at, i) => [at, curve.mean[i]]));
-      return [{ label: run.id, colour: (index % 6) + 1, dash: index >= 6, values: x.map((at) => known.get(at) ?? null) }];
+      const known = new Map(here(run).map((at, i) => [at, i]));
+      const column = (values) => values && x.map((at) => values[known.get(at)] ?? null);
+      return [{ label: run.id, run: run.id, colour: (index % 6) + 1, dash: index >= 6, numbers: column(run.curves.number), values: column(curve.mean) }];
     });
-    return { x, lines, relative: true };
+    return { x, lines, by, relative: true };
   }
 
   function draw(figure, curves) {
     const box = figure.querySelector(".plot");
     const some = curves.x.length && curves.lines.length;
     box.classList.toggle("blank", !some);
-    drawn.get(figure)?.destroy();
+    if (drawn.has(figure)) plots.drop(drawn.get(figure));
     drawn.delete(figure);
     box.replaceChildren();
-    if (!some) {
-      box.textContent = "No committed round yet.";
-      return;
-    }
-    drawn.set(figure, new uPlot(options(box, figure, curves), columns(curves), box));
-    show(figure, curves, null);
-    describe(figure, curves);
+    if (some) drawn.set(figure, plots.make(figure, curves));
+    else box.textContent = "No committed round yet.";
   }
 
   const all = () => [...document.querySelectorAll("figure[data-curves]")];
@@ -211,7 +131,7 @@
     }
     for (const [figure, plot] of drawn) {
       if (figure.isConnected) continue;
-      plot.destroy();
+      plots.drop(plot);
       drawn.delete(figure);
     }
   }
@@ -222,6 +142,7 @@
     const button = event.target.closest("button[data-by]");
     if (!button) return;
     for (const other of button.parentElement.children) other.setAttribute("aria-pressed", other === button);
+    plots.forget();
     for (const figure of all()) { figure.dataset.by = button.dataset.by; refresh(figure); }
   });
 }

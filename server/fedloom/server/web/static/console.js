@@ -94,8 +94,9 @@ const last = new Map(); // the latest event of each round and its time: a fetche
 
 function round(subject, live) {
   if (!live) return mark("run", subject);
-  const key = `${live.number}/${live.state}/${live.paused}/${live.goal}/${live.quorum}`;
-  if (shown.get(subject) !== key) {
+  const key = `${live.number}/${live.state}/${live.paused}/${live.goal}/${live.quorum}/${live.gives_up_in_s === null}/${Math.clz32(live.clients.failed + live.clients.refused)}`;
+  // How far masking sessions are is not in the event.
+  if (shown.get(subject) !== key || live.state === "masking") {
     shown.set(subject, key);
     mark("run", subject);
   }
@@ -290,10 +291,24 @@ async function preview() {
   const url = button.dataset.act + (button.dataset.act.includes("?") ? "&" : "?") + "preview=true";
   try {
     const result = await send(url, button.dataset.method || "POST", body(form));
-    if (asked === button && result?.consequence) put($("#confirm .consequence"), result.consequence);
+    if (asked !== button) return;
+    if (result?.consequence) put($("#confirm .consequence"), result.consequence);
+    if (result?.clients) name(button, result.clients);
   } catch (error) {
     if (asked === button) complain(error.message);
   }
+}
+
+// Names the objects of an action on several, and acts on just those that were named.
+function name(button, names) {
+  const { match, ...rest } = JSON.parse(button.dataset.body);
+  button.dataset.body = JSON.stringify({ ...rest, clients: names });
+  const { verb } = button.dataset; // others may match than when the dialog opened
+  put($("#confirm h2"), `${verb} ${names.length} client${names.length === 1 ? "" : "s"}?`);
+  put($("#confirm button.main"), `${verb} ${names.length}`);
+  const list = $("#confirm .named");
+  list.replaceChildren(...names.map((each) => Object.assign(document.createElement("li"), { textContent: each })));
+  list.hidden = false;
 }
 
 function complain(text) {
@@ -309,6 +324,7 @@ function ask(button) {
   put($("h2", dialog), button.dataset.title);
   put($(".consequence", dialog), button.dataset.say || "");
   complain("");
+  $(".named", dialog).hidden = true;
   const fields = $(".asked", dialog);
   fields.replaceChildren();
   for (const line of (button.dataset.ask || "").split("\n").filter(Boolean)) {
@@ -321,7 +337,7 @@ function ask(button) {
     tag.htmlFor = `ask-${name}`;
     const input = document.createElement("input");
     Object.assign(input, { id: `ask-${name}`, type, value: start, maxLength: 500 });
-    if (type === "number") Object.assign(input, { min: "0", step: "any", required: true });
+    if (type === "number") Object.assign(input, { min: name === "priority" ? "-1000" : "0", step: "any", required: true });
     input.dataset.field = name;
     input.onchange = preview;
     if (name === "label.name") input.required = true;
@@ -344,11 +360,16 @@ async function confirmed(event) {
   if (yes.disabled) return;
   yes.disabled = true;
   complain("");
+  if (JSON.parse(button.dataset.body || "{}").match) { // they are named first
+    await preview();
+    yes.disabled = false;
+    return;
+  }
   try {
     const result = await send(button.dataset.act, button.dataset.method || "POST", body($("#confirm form")));
     $("#confirm").close();
     if (result?.changed === false) toast(result.consequence, "warn");
-    else toast(button.dataset.done || result?.consequence || "Done.");
+    else toast(button.dataset.done || result?.consequence || "Done.", result?.failed?.length ? "bad" : "ok");
     document.dispatchEvent(new CustomEvent("acted", { detail: { button, result } }));
     if (button.dataset.then) location.assign(button.dataset.then.replace("{id}", result?.id ?? ""));
     else markNow();
@@ -360,7 +381,6 @@ async function confirmed(event) {
 
 // ---- keys and clicks --------------------------------------------------------------------------
 
-const PLACES = { o: "/", r: "/runs", c: "/clients", m: "/models", p: "/privacy", e: "/enrolment", a: "/audit", l: "/logs", n: "/runs/new" };
 let going = 0;
 
 function typed(event) {
@@ -369,7 +389,10 @@ function typed(event) {
     if (event.key === "Escape") event.target.blur();
     return;
   }
-  if (going && Date.now() - going < 1500 && PLACES[event.key]) return location.assign(PLACES[event.key]);
+  if (going && Date.now() - going < 1500) {
+    const place = $(`[data-key="${CSS.escape(event.key)}"]`);
+    if (place) return location.assign(place.href);
+  }
   going = event.key === "g" ? Date.now() : 0;
   if (event.key === "?") $("#keys").showModal();
   if (event.key === "/") {
@@ -404,10 +427,11 @@ async function copy(button) {
   }
 }
 
+window.ask = ask;
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (!button || button.disabled) return;
-  if (button.dataset.act) ask(button);
+  if (button.dataset.act && !button.dataset.bulk) ask(button);
   else if (button.dataset.copy) copy(button);
   else if (button.id === "theme") theme();
   else if (button.id === "help") $("#keys").showModal();
@@ -435,7 +459,11 @@ setInterval(tick, 1000);
 // Refresh every 20 s what changes without an event, such as alerts about a near deadline.
 setInterval(() => { if (lostAt === null) for (const e of $$("[data-live][hx-get]")) waiting.add(e); if (waiting.size && !timer && !document.hidden) refresh(); }, 20000);
 setInterval(() => { if (lostAt === null && !asleep && Date.now() - lastEventAt > 25000) lost(); }, 5000);
-$("nav.places [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
+// Not scrollIntoView: Chromium 150 then starts Tab at that place, behind the link to skip to the content.
+{
+  const here = $("nav.places [aria-current]"), bar = here?.closest("nav");
+  if (bar) bar.scrollLeft = here.offsetLeft - (bar.clientWidth - here.offsetWidth) / 2;
+}
 exact(document);
 tick();
 drafted();

@@ -34,17 +34,19 @@
 
   function row(line) {
     const made = document.querySelector("#line").content.firstElementChild.cloneNode(true);
-    const [at, level, source, message] = made.children;
+    const [at, level, source, message, subject] = made.children;
     at.firstElementChild.dataset.ago = line.at;
+    at.firstElementChild.dateTime = new Date(line.at * 1000).toISOString();
     level.append(document.querySelector(`#level-${line.level}`)?.content.cloneNode(true) ?? line.level);
     source.textContent = line.logger.replace("fedloom.server.", "");
-    message.textContent = line.message;
+    source.title = line.logger;
+    message.querySelector("summary").textContent = line.message;
     const subjects = about(line);
     if (subjects.length) {
       const under = document.createElement("div");
       under.className = "about";
       under.append(...subjects);
-      message.append(under);
+      subject.append(under);
     }
     return made;
   }

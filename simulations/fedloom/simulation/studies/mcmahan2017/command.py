@@ -41,6 +41,9 @@ GRIDS = {"1/3": 2, "1/6": 1}
 @click.option("--cap", type=click.IntRange(1), help="Rounds of a rate at most, for every cell.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every random choice.")
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
+@click.option(
+    "--reference", is_flag=True, help="Then run a plain numpy loop for the 2NN, three seeds."
+)
 @click.option("--show", is_flag=True, help="Run nothing: print the table of the results in --out.")
 @click.option("--committed", is_flag=True, help="Run nothing: print the repository's table.")
 @click.option("--list", "listing", is_flag=True, help="Run nothing: list the cells.")
@@ -49,7 +52,7 @@ GRIDS = {"1/3": 2, "1/6": 1}
 def mcmahan2017(
     *, folder: Path | None, download: bool, out: Path, quick: bool, everything: bool,
     only: tuple[str, ...], grid: str | None, cap: int | None, seed: int, workers: int | None,
-    show: bool, committed: bool, listing: bool, quiet: bool,
+    reference: bool, show: bool, committed: bool, listing: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """McMahan et al. 2017, Tables 1 and 2: rounds of FedAvg to a target accuracy on MNIST.
 
@@ -62,10 +65,12 @@ def mcmahan2017(
       fedloom reproduce mcmahan2017 --download --quick
       fedloom reproduce mcmahan2017 --folder mnist
       fedloom reproduce mcmahan2017 --folder mnist --only '2nn-iid-*-b10'
+      fedloom reproduce mcmahan2017 --folder mnist --quick --reference
       fedloom reproduce mcmahan2017 --committed
     """
     load("fedloom.simulation.api:simulate")  # names a missing extra
     from fedloom.simulation.studies.mcmahan2017 import cells, comparison, run  # noqa: PLC0415
+    from fedloom.simulation.studies.mcmahan2017 import reference as plain  # noqa: PLC0415
 
     if quick + everything + bool(only) > 1:
         raise UsageError("Give at most one of --quick, --all and --only.")
@@ -81,6 +86,7 @@ def mcmahan2017(
         output.emit_text(names, "\n".join(names))
         return
     if not (show or committed):
+        shown = shlex.join(["fedloom", *sys.argv[1:]])
         data = {"folder": str(folder) if folder else None, "download": download}
         run.run(
             [cells.cell(setting, data=data, seed=seed, cap=cap) for setting in settings],
@@ -88,10 +94,20 @@ def mcmahan2017(
             finest=GRIDS[grid or ("1/3" if quick else "1/6")],
             workers=workers,
             quiet=quiet or output.wants_json(),
-            command=shlex.join(["fedloom", *sys.argv[1:]]),
+            command=shown,
         )
-    found = comparison.results(run.COMMITTED if committed else out)
-    rows = comparison.compare(found)
+        if reference:
+            plain.run(
+                settings,
+                comparison.results(out),
+                out,
+                data=data,
+                on_run=(lambda _: None) if quiet else lambda line: click.echo(line, err=True),
+            )
+            (out / "README.md").write_text(run.summed_up(out, shown), encoding="utf-8")
+    folder_shown = run.COMMITTED if committed else out
+    found = comparison.results(folder_shown)
+    rows = comparison.compare(found, plain=plain.read(folder_shown))
     output.emit(
         [row.as_dict() for row in rows],
         lambda: output.print_table(

@@ -7,17 +7,18 @@ baseline's rounds over the row's; the baseline is C = 0 in Table 1 and FedSGD in
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from fedloom.simulation.output import words
-from fedloom.simulation.studies.mcmahan2017 import grid, search
+from fedloom.simulation.studies.mcmahan2017 import grid, reference, search
 from fedloom.simulation.studies.mcmahan2017.published import PUBLISHED, Published
 from fedloom.simulation.studies.mcmahan2017.search import SearchResult
 from fedloom.simulation.studies.table import markdown_table
 
 COLUMNS = (
     "table", "model", "split", "E", "B", "C",
-    "paper", "ours", "ratio", "paper ×", "ours ×", "η", "remarks",
+    "paper", "ours", "reference", "ratio", "paper ×", "ours ×", "η", "remarks",
 )  # fmt: skip
 _SPLITS = {"iid": "IID", "noniid": "non-IID"}
 
@@ -30,6 +31,7 @@ class ComparisonRow:
         published: the paper's.
         name: of the cell.
         rounds: ours, interpolated; None if not reached or not run.
+        reference: of the plain loop at our rate, by seed; empty if it was not run.
         ratio: ours over the paper's.
         paper_speedup: over the baseline in the paper.
         speedup: over the baseline in our runs.
@@ -40,6 +42,7 @@ class ComparisonRow:
     published: Published
     name: str
     rounds: float | None
+    reference: tuple[float | None, ...]
     ratio: float | None
     paper_speedup: float | None
     speedup: float | None
@@ -69,6 +72,7 @@ class ComparisonRow:
             f"{setting.fraction:g}",
             _text(published.rounds, ".0f"),
             _text(self.rounds, ".1f"),
+            _several(self.reference),
             _text(self.ratio, ".2f"),
             _text(self.paper_speedup, ".1f", "×"),
             _text(self.speedup, ".1f", "×"),
@@ -77,19 +81,30 @@ class ComparisonRow:
         )
 
 
-def compare(found: Mapping[str, SearchResult], *, unrun: bool = False) -> list[ComparisonRow]:
-    """Rows in the paper's order."""
+def compare(
+    found: Mapping[str, SearchResult], *, plain: reference.Runs | None = None, unrun: bool = False
+) -> list[ComparisonRow]:
+    """Rows in the paper's order.
+
+    Args:
+        found: our results by cell.
+        plain: runs of the plain loop.
+        unrun: also rows without a result.
+    """
     rows = []
     for published in PUBLISHED:
         name = published.setting.name
         if name in found or unrun:
             base = found.get(published.baseline.name)
-            rows.append(_row(published, found.get(name), base))
+            rows.append(_row(published, found.get(name), base, plain or {}))
     return rows
 
 
 def _row(
-    published: Published, found: SearchResult | None, base: SearchResult | None
+    published: Published,
+    found: SearchResult | None,
+    base: SearchResult | None,
+    plain: reference.Runs,
 ) -> ComparisonRow:
     best = None if found is None else found.best
     ours = None if best is None else best.rounds
@@ -102,6 +117,9 @@ def _row(
         published=published,
         name=published.setting.name,
         rounds=ours,
+        reference=()
+        if best is None
+        else reference.rounds_of(plain, published.setting.name, best.learning_rate),
         ratio=_over(ours, published.rounds),
         paper_speedup=None if is_baseline else _over(paper_baseline, published.rounds),
         speedup=None if is_baseline else _over(baseline, ours),
@@ -135,12 +153,22 @@ def _text(value: float | None, form: str, unit: str = "") -> str:
     return words.ABSENT if value is None else f"{value:{form}}{unit}"
 
 
+def _several(counts: tuple[float | None, ...]) -> str:
+    """Mean and deviation over the seeds; those that did not reach the target are counted."""
+    reached = [count for count in counts if count is not None]
+    missed = f" ({len(counts) - len(reached)} never)" if len(reached) < len(counts) else ""
+    if not reached:
+        return words.ABSENT + missed
+    spread = f" ± {stdev(reached):.1f}" if len(reached) > 1 else ""
+    return f"{fmean(reached):.1f}{spread}{missed}"
+
+
 def markdown(rows: Iterable[ComparisonRow]) -> str:
     """The table in Markdown."""
     return markdown_table(COLUMNS, (row.cells() for row in rows), right=_RIGHT) + "\n"
 
 
-_RIGHT = frozenset(COLUMNS[3:12])
+_RIGHT = frozenset(COLUMNS[3:13])
 
 
 def titles() -> list[str]:

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from fedloom.cli.common import output
 from fedloom.simulation.studies import study
-from fedloom.simulation.studies.mcmahan2017 import comparison, search
+from fedloom.simulation.studies.mcmahan2017 import comparison, reference, search
 from fedloom.simulation.studies.mcmahan2017.display import SearchDisplay
 
 COMMITTED = study.COMMITTED / "mcmahan2017"
@@ -55,7 +55,7 @@ def summed_up(folder: Path, command: str) -> str:
         f"    {command}\n\n"
         "Rounds to 97 % (2NN) or 99 % (CNN) on MNIST's test examples: monotone curve, linear\n"
         "interpolation, the best learning rate η of a multiplicative grid.\n\n"
-        f"{comparison.markdown(comparison.compare(found))}\n"
+        f"{comparison.markdown(comparison.compare(found, plain=reference.read(folder)))}\n"
         "## Every rate\n\n"
         f"{comparison.rates(found)}"
     )

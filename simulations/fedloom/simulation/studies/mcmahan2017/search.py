@@ -30,6 +30,7 @@ from fedloom.simulation.output.history import INTERRUPTED, Result, RoundRecord
 from fedloom.simulation.studies.mcmahan2017 import grid
 from fedloom.simulation.studies.mcmahan2017.counting import Point, rounds_to, thinned
 from fedloom.simulation.studies.study import without_paths
+from fedloom.strategies import Params
 
 ENDLESS = 1_000_000
 """Rounds of a simulation, which ends at its target or its cap; a cap can be raised later."""
@@ -207,7 +208,7 @@ def _run(
 ) -> Result:
     """Run or continue a rate until it reaches the target or its bound."""
 
-    def on_round(record: RoundRecord) -> bool:
+    def on_round(record: RoundRecord, _: Params) -> bool:
         on_event(record)
         return record.trained >= bound
 

@@ -1,0 +1,1 @@
+"""`fedloom new`: a folder with a client, a run and tests that work as they are."""

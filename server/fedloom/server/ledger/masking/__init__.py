@@ -1,0 +1,1 @@
+"""The masking sessions of masked rounds, and their messages."""

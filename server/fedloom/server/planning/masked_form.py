@@ -1,0 +1,122 @@
+"""The form of the masked bodies of a round, and of their sums.
+
+Server and devices order the values alike: the tensors that updates cover, by group, then by name.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+
+from fedloom.protocol.masking.body import BodyLayout, Bytes, read_values, read_words
+from fedloom.protocol.task_words import words_of
+from fedloom.server.planning import limits
+from fedloom.server.planning.masking import sum_limits
+from fedloom.server.planning.round_plan import RoundPlan, task_of
+from fedloom.strategies import Partial
+from fedloom.strategies.exact.fixed_point import MASKED_WEIGHT_BITS, UNIT_BITS
+from fedloom.strategies.exact.grid import Grid
+from fedloom.strategies.exact.partial import WEIGHT_UNIT, Key, TensorSpec
+from fedloom.strategies.masking.noise import SessionNoise
+from fedloom.strategies.masking.plausible import implausible, implausible_words
+from fedloom.strategies.masking.words import WEIGHT, MaskedWords
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedForm:
+    """The form of the bodies of a round.
+
+    Attributes:
+        specs: the tensors that updates cover, in the order of a body; none in an evaluation round.
+        empty: a sum of the round without updates.
+        layout: of a body.
+        words: of a body.
+        grid: of the sums.
+        max_norm: of an update; None for any.
+        noise: of the sessions; None for none.
+    """
+
+    specs: Mapping[Key, TensorSpec]
+    empty: Partial
+    layout: BodyLayout
+    words: MaskedWords
+    grid: Grid
+    max_norm: float | None
+    noise: SessionNoise | None
+
+    @classmethod
+    def of(cls, plan: RoundPlan) -> "MaskedForm":
+        """Return the form of the bodies of a masked round."""
+        spec, task = plan.spec, task_of(plan)
+        masking, grid = spec.build_masking(), spec.grid()
+        assert masking is not None
+        assert grid is not None
+        empty, words = limits.empty_sum(spec, plan.manifest), words_of(task)
+        specs = dict(sorted(empty.specs.items())) if task.train else {}
+        return cls(
+            specs=specs,
+            empty=empty,
+            layout=BodyLayout(
+                sum_bits=masking.sum_bits,
+                num_values=sum(each.size for each in specs.values()),
+                num_words=len(words.names),
+            ),
+            words=words,
+            grid=grid,
+            max_norm=plan.limits.max_norm,
+            noise=spec.session_noise() if task.train else None,
+        )
+
+    def word_sums(self, body: Bytes) -> dict[str, int]:
+        """The sums of the words in a body, by name."""
+        return dict(zip(self.words.names, read_words(self.layout, body), strict=True))
+
+    def total(self, body: Bytes, members: int) -> Partial:
+        """The sum of these many updates whose masks are off."""
+        if not self.specs:
+            return self.empty.empty()
+        units = self._units(self.word_sums(body), members)
+        starts = [0, *accumulate(each.size for each in self.specs.values())]
+        begins = dict(zip(self.specs, starts, strict=False))
+        _, header = self.empty.empty().arrays()
+        rows = [[*row[:-1], units] for row in json.loads(header["entries"])]
+        sums = {
+            f"sums.{number}": read_values(self.layout, body, begins[key], begins[key] + spec.size)
+            for number, (key, spec) in enumerate(self.empty.specs.items())
+        }
+        header |= {"count": str(members), "entries": json.dumps(rows)}
+        return Partial.from_arrays(sums, header)
+
+    def implausible(
+        self, total: Partial, words: Mapping[str, int], members: int, roster: int
+    ) -> str:
+        """Why a sum cannot be that of updates within the limits; empty if it can.
+
+        Args:
+            total: the sum.
+            words: the sums of the words.
+            members: whose updates are in the sum.
+            roster: members of the session: the noise of each follows from their number.
+        """
+        found = implausible_words(self.words, words, members)
+        if found or not self.specs:
+            return found
+        limits = sum_limits(
+            self.grid,
+            max_norm=self.max_norm,
+            noise=self.noise,
+            members=roster,
+            size=self.layout.num_values,
+        )
+        return implausible(total, self._units(words, members), limits)
+
+    def weight(self, words: Mapping[str, int], members: int) -> float:
+        """The sum of the weights of so many updates."""
+        return float(self._units(words, members) * Fraction(WEIGHT_UNIT))
+
+    def _units(self, words: Mapping[str, int], members: int) -> int:
+        """The sum of the weights; those that are no word are 1."""
+        if not self.words.weighted:
+            return members << UNIT_BITS
+        return words[WEIGHT] << UNIT_BITS - MASKED_WEIGHT_BITS

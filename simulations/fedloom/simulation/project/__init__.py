@@ -1,0 +1,1 @@
+"""`fedloom up`: the federation of one folder, on this machine."""

@@ -1,0 +1,1 @@
+"""Data sets in the files that TensorFlow Federated distributes, read without TensorFlow."""

@@ -1,0 +1,113 @@
+"""Several passes over sums as one, compiled by numba where it is installed: the extra `fast`.
+
+The sums have the same bits with and without it: products are exact in float64, and the rest is
+integer addition modulo 2^64.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedloom.strategies.exact.fixed_point import Ints
+
+LEAST: Final = 1 << 18
+"""Values of a tensor from which compiled functions are used: they take 0.3 s to load."""
+
+_PIECE: Final = 4096
+"""Values that fit the first cache together with their buffers."""
+
+Compiled: TypeAlias = Callable[..., Any]
+
+
+@cache
+def fold() -> Compiled | None:
+    """Return `_fold`, compiled; None without numba."""
+    return compile_(_fold)
+
+
+@cache
+def settle() -> Compiled | None:
+    """Return `_settle`, compiled; None without numba."""
+    return compile_(_settle)
+
+
+@cache
+def floats() -> Compiled | None:
+    """Return `_floats`, compiled; None without numba."""
+    return compile_(_floats)
+
+
+def compile_(function: Compiled) -> Compiled | None:
+    """Return a function that numba compiles at its first call; None without numba."""
+    if find_spec("numba") is None:
+        return None
+    from numba import njit  # noqa: PLC0415 - only large arrays need it
+
+    try:
+        return njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # no folder for its cache
+        return njit(nogil=True)(function)
+
+
+def _fold(  # noqa: PLR0917 - numba calls by position
+    first: Ints, second: Ints, values: NDArray[Any], scale: float, coarse: float, fine: float
+) -> int:
+    """Add the bits of `values · scale`, cut into two slices, to two words.
+
+    Args:
+        first: of the coarser slices, int64 [n].
+        second: of the finer ones, int64 [n].
+        values: float32 or float64 [n].
+        scale: its products with the values are exact in float64.
+        coarse: constant that rounds to the first word's unit when it is added.
+        fine: constant that rounds to the second word's unit.
+
+    Returns:
+        Values of which the two slices leave something.
+    """
+    upper, lower = np.empty(_PIECE), np.empty(_PIECE)
+    upper_bits, lower_bits = upper.view(np.uint64), lower.view(np.uint64)
+    left = 0
+    for start in range(0, values.size, _PIECE):
+        piece = values[start : start + _PIECE]
+        one = first[start : start + _PIECE].view(np.uint64)
+        two = second[start : start + _PIECE].view(np.uint64)
+        for n in range(piece.size):
+            value = np.float64(piece[n]) * scale
+            upper[n] = value + coarse
+            rest = value - (upper[n] - coarse)
+            lower[n] = rest + fine
+            left += lower[n] - fine != rest
+        for n in range(piece.size):
+            one[n] += upper_bits[n]
+            two[n] += lower_bits[n]
+    return left
+
+
+def _settle(first: Ints, second: Ints, biases: tuple[int, int], bits: int) -> None:
+    """Remove biases from two words, and carry from the second to the first.
+
+    Args:
+        first: int64 [n].
+        second: int64 [n]; afterwards from -2^(bits-1) to 2^(bits-1) - 1.
+        biases: of each word, subtracted modulo 2^64; int64.
+        bits: of the second word's slices.
+    """
+    half = np.int64(1) << (bits - 1)
+    for n in range(first.size):
+        value = second[n] - biases[1]
+        carry = (value + half) >> bits
+        second[n] = value - (carry << bits)
+        first[n] += carry - biases[0]
+
+
+def _floats(first: Ints, second: Ints, unit: float) -> NDArray[np.float64]:
+    """Return `first + second · unit` of settled words int64 [n], as float64 [n]."""
+    total = np.empty(first.size)
+    for n in range(first.size):
+        total[n] = np.float64(second[n]) * unit + np.float64(first[n])
+    return total

@@ -1,0 +1,1 @@
+"""Masked sums: settings, sizes and thresholds of sessions, words of a body; no cryptography."""
