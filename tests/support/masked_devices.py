@@ -80,7 +80,7 @@ class Device:
         for task in (self._loop, self._uploading):
             if task is not None:
                 task.cancel()
-                with suppress(asyncio.CancelledError, Exception):
+                with suppress(asyncio.CancelledError):
                     await task
         self._loop = self._uploading = None
 
@@ -173,7 +173,8 @@ class Device:
         request = fleet_pb2.DownloadRequest(digest=ref.digest).SerializeToString()
         answer = await wire.download(self._channel, request)
         raw = b"".join(answer.replies)
-        assert len(raw) == ref.size_bytes, answer
+        if len(raw) != ref.size_bytes:
+            raise CutError  # the server ended as it sent the list
         adverts = [
             masking.Advert.from_bytes(a) for a in fleet_pb2.ReadyList.FromString(raw).adverts
         ]
