@@ -47,6 +47,14 @@ class Listed(Line):
     def initial(self):
         return [1, 2]
 
+class Words(Line):
+    def initial(self):
+        return {"w": np.array(["a", "b"])}
+
+class Later(Line):
+    async def train(self, params, task):
+        return params, 1, {}
+
 class Empty(Line):
     def initial(self):
         return {}
@@ -90,6 +98,7 @@ FILES = {
     "typo.toml": RUN.replace("epochs", "epoch"),
     "table.toml": RUN.replace("[cohort]", "[cohrot]"),
     "broken.toml": RUN.replace("]", "", 1),
+    "nan.toml": RUN.replace("0.1", "nan"),
     "no_goal.toml": RUN.replace("goal = 1", ""),
     "both.toml": RUN + "steps = 2\n",
     "strategy.toml": RUN + '[strategy]\nname = "fedavgg"\n',
@@ -191,6 +200,8 @@ DEPLOYERS = [
     # a device's settings
     M("client run client.py:client --config none.toml", "No settings file none.toml",
       "`fedloom client enroll` writes one"),
+    M("client run client.py:client --config idx", "No settings file idx/client.toml",
+      "`fedloom client enroll` writes one"),
     M("client run client.py:client --config {state}/server.toml", "Unknown setting 'federation'",
       "Known: budgets"),
     M("client run --config {device}/client.toml", "Expected either FILE.py:NAME", "--flower"),
@@ -209,6 +220,8 @@ EXPERIMENTERS = [
     M("client test client.py:Alone", "is no fedloom.client.Client", r"class Alone\(Client\)"),
     M("client test client.py:reader", "missing a required argument: 'path'", "gives the arguments"),
     M("client test client.py:Listed", "a dict of arrays by name, got list", "from `initial`"),
+    M("client test client.py:Words", "Expected a dtype of F64, .* for 'w', got <U1", "F32"),
+    M("client test client.py:Later", "got coroutine", "Write `def train` instead of `async", 1),
     M("client test client.py:Empty", "Expected an initial model with tensors", "Return some"),
     M("client test syntax.py:client", r"line 1, `def train\(self, params\)`: SyntaxError",
       "Correct the code"),
@@ -229,12 +242,15 @@ EXPERIMENTERS = [
       r"pip install 'fedloom\[sklearn\]'", process=True),
     M("client doctor --code missing.py:client --config {device}/client.toml", "missing.py, line 1",
       "pip install", 1),
+    M("model init client.py:client --out none/new.st", "There is no folder none", "create it"),
+    M("model init client.py:Words --out new.st", "for 'w', got <U1", "Expected a dtype of"),
     M("model init missing.py:client --out new.safetensors", "missing.py, line 1", "pip install"),
     # a run's settings
     M(f"{SUBMIT} quoted.toml", 'Expected rounds as a whole number, got "3"', "without quotes: 3"),
     M(f"{SUBMIT} typo.toml", "Unknown setting 'train.epoch'", "Did you mean 'epochs'"),
     M(f"{SUBMIT} table.toml", "Unknown setting 'cohrot'", "Did you mean 'cohort'"),
     M(f"{SUBMIT} broken.toml", "as TOML, got: .*at line 2", "Correct that line"),
+    M(f"{SUBMIT} nan.toml", "finite number for train.learning_rate, got nan", "Expected"),
     M(f"{SUBMIT} no_goal.toml", "Missing setting cohort.goal", "set it to a whole number"),
     M(f"{SUBMIT} both.toml", "got epochs=1, steps=2", "Expected either epochs or steps"),
     M(f"{SUBMIT} strategy.toml", "Expected a strategy, got 'fedavgg'", "Did you mean 'fedavg'"),
@@ -272,6 +288,7 @@ EXPERIMENTERS = [
 OPERATORS = [
     M("clients list", "No such command 'clients'", "Did you mean `fedloom client list`"),
     M("run lst", "No such command 'lst'", "Did you mean `fedloom run list`"),
+    M("run watch", "No such command 'watch'", "Did you mean `fedloom run status`"),
     M("token create --ttl 0", "expected a duration above 0", "such as 15m"),
     M("token create --client 'a b'", "got 'a b'", "Expected a client name of 1 to 64 characters"),
     M("client show none", "There is no client 'none'", "fedloom client list"),

@@ -182,12 +182,19 @@ def log_options(function: F) -> F:
     return kind(level(function))
 
 
+def _settings_in(_context: click.Context, _option: click.Parameter, given: Path) -> Path:
+    """The settings of a device whose folder was given."""
+    return given / "client.toml" if given.is_dir() else given
+
+
 config_option = click.option(
     "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path),
+    callback=_settings_in,
     envvar="FEDLOOM_CONFIG",
     show_envvar=True,
     default=Path("client.toml"),
     show_default=True,
-    help="The device's settings, from `fedloom client enroll`. Environment variables override it.",
+    help="The device's settings, from `fedloom client enroll`, or their folder. Environment "
+    "variables override it.",
 )

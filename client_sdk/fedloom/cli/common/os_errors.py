@@ -1,6 +1,8 @@
 """Errors of the operating system in plain words."""
 
 import errno
+import os
+from pathlib import Path
 
 from fedloom.protocol.errors import FedloomError, UnavailableError, UsageError
 
@@ -25,6 +27,10 @@ def described(error: OSError) -> FedloomError:
             f"This user has no permission for it{of}: run the command as the owner, or choose "
             f"another path. [{why}]"
         )
+    if error.errno == errno.ENOENT and error.filename:
+        folder = Path(os.fsdecode(error.filename)).parent
+        if not folder.exists():
+            return UsageError(f"There is no folder {folder}: create it, or correct the path.")
     if error.errno in _WRONG_PATH and error.filename:
         return UsageError(f"The path {error.filename} cannot be used: {why}. Correct it.")
     return UnavailableError(f"{error}")

@@ -30,6 +30,7 @@ VERBS = {
     "start": ("run", "submit", "resume"),
     "unpause": ("resume",),
     "view": ("show", "status"),
+    "watch": ("status", "top"),
 }
 """Other words for commands, as people type them: what may be meant, likeliest first."""
 PROGRAM, MOST = "fedloom", 3

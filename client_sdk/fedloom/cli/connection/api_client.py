@@ -7,6 +7,7 @@ opens one connection. Bodies are streamed in blocks, so memory does not grow wit
 import hashlib
 import http.client
 import json
+import math
 import socket
 import sys
 from collections.abc import Iterator
@@ -74,6 +75,8 @@ class Control:
         try:
             data = json.dumps({} if body is None else body, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
+            for name, value in _not_finite(body, ()):
+                raise UsageError(f"Expected a finite number for {name}, got {value}.") from None
             raise UsageError(f"JSON cannot hold these settings: {error}.") from None
         headers = {"Content-Type": "application/json"}
         return self._json("POST", path, query=query, body=data, headers=headers)
@@ -143,6 +146,17 @@ class Control:
         with self._connect() as connection:
             response = connection.answer(method, _url(path, query), body, headers)
             return json.loads(response.read())
+
+
+def _not_finite(value: Any, at: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+    """Infinities and NaN in a document, each with its name: keys joined by dots."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield ".".join(at).removeprefix("spec."), value
+    items = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, list):
+        items = ((str(index), item) for index, item in enumerate(value))
+    for key, item in items:
+        yield from _not_finite(item, (*at, str(key)))
 
 
 def _url(path: tuple[str, ...], query: dict[str, Any] | None = None) -> str:

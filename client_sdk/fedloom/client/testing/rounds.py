@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedloom.client.agent.task_run import TaskRun, task_from_message
 from fedloom.client.api import Client, Params
 from fedloom.client.budgets import Budgets
@@ -18,7 +20,7 @@ from fedloom.client.testing.probe import OnStep, nothing
 from fedloom.protocol.errors import Refusal, UsageError
 from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.task_description import FileRef
-from fedloom.protocol.tensors.container import read_params
+from fedloom.protocol.tensors.container import dtype_name, read_params
 from fedloom.protocol.updates.addends import add_update
 from fedloom.protocol.updates.body import BodyChecker
 from fedloom.protocol.updates.header import check_header
@@ -113,7 +115,8 @@ def model_of(model: Mapping[str, Any] | str | Path | None, clients: Mapping[str,
     """The initial model.
 
     Raises:
-        UsageError: neither the caller nor the first client gives one, or it is no dict.
+        UsageError: neither the caller nor the first client gives one, or it is no dict of arrays
+            with numbers.
     """
     if isinstance(model, str | Path):
         return read_params(Path(model), writable=True)
@@ -131,6 +134,8 @@ def model_of(model: Mapping[str, Any] | str | Path | None, clients: Mapping[str,
         )
     if not model:
         raise UsageError("Expected an initial model with tensors, got none. Return some.")
+    for name, array in model.items():
+        dtype_name(np.asarray(array).dtype, name)
     return dict(model)
 
 

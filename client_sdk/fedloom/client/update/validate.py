@@ -7,7 +7,7 @@ Invariant: a result that passes has names for its tensors and metrics, numbers w
 tensors in the model's shapes. Whether numbers are finite is checked where they are used.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, TypeAlias
@@ -88,7 +88,7 @@ def as_update(trained: object) -> Update:
         raise _wrong(
             "returns",
             "Expected train to return (params, num_examples, metrics) or an Update, got "
-            f"{_kind(trained)}. End it with such a return.",
+            f"{_kind(trained)}. {_return_it('train', trained, 'End it with such a return.')}",
         )
     if not isinstance(trained.params, Mapping):
         raise _wrong(
@@ -108,8 +108,8 @@ def as_measured(returned: object) -> tuple[Any, Any]:
     if not (isinstance(returned, tuple) and len(returned) == 2):
         raise _wrong(
             "evaluate",
-            f"Expected evaluate to return (num_examples, metrics), got {_kind(returned)}. Return "
-            "the number of examples and a dict.",
+            f"Expected evaluate to return (num_examples, metrics), got {_kind(returned)}. "
+            + _return_it("evaluate", returned, "Return the number of examples and a dict."),
         )
     return returned
 
@@ -292,6 +292,14 @@ def _wrong(check: str, sentence: str) -> ReturnedError:
 def _kind(value: object) -> str:
     name = type(value).__name__
     return f"{name} of {len(value)}" if isinstance(value, tuple) else name
+
+
+def _return_it(method: str, returned: object, remedy: str) -> str:
+    """What to do about a wrong result of a method."""
+    if not isinstance(returned, Coroutine):
+        return remedy
+    returned.close()  # else Python warns that it was never awaited
+    return f"Write `def {method}` instead of `async def {method}`."
 
 
 def _shown(value: object) -> str:

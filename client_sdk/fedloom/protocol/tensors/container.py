@@ -236,15 +236,16 @@ def narrow(array: NDArray[Any], dtype: str) -> NDArray[Any]:
     return np.where(np.isnan(array), quiet_nan, rounded).astype(np.uint16)
 
 
-def dtype_name(dtype: np.dtype[Any]) -> str:
-    """The container's name for a numpy dtype.
+def dtype_name(dtype: np.dtype[Any], tensor: str = "") -> str:
+    """The container's name for a numpy dtype; `tensor` is whose it is, for the message.
 
     Raises:
         UsageError: the format has no such dtype.
     """
     name = _NAMES.get(dtype.newbyteorder("<") if dtype.byteorder == ">" else dtype)
     if name is None:
-        raise UsageError(f"Expected a dtype of {', '.join(DTYPES)}, got {dtype}.")
+        of = f" for {tensor[:80]!r}" if tensor else ""
+        raise UsageError(f"Expected a dtype of {', '.join(DTYPES)}{of}, got {dtype}.")
     return name
 
 
@@ -324,7 +325,7 @@ def container_bytes(params: Mapping[str, Values], dtypes: Mapping[str, str] | No
 
 
 def _layout(params: Mapping[str, Values], dtypes: Mapping[str, str] | None) -> tuple[bytes, Layout]:
-    stored = {n: (dtypes or {}).get(n) or dtype_name(a.dtype) for n, a in params.items()}
+    stored = {n: (dtypes or {}).get(n) or dtype_name(a.dtype, n) for n, a in params.items()}
     return build_header(TensorEntry(n, stored[n], a.shape) for n, a in params.items())
 
 
