@@ -1,12 +1,13 @@
 """Loading a device owner's code."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from fedloom.cli.common.load_code import initial_of_flower, load_client, load_flower
+from fedloom.cli.common.load_code import find, initial_of_flower, load_client, load_flower
 from fedloom.cli.main import main
 from fedloom.protocol.errors import UnavailableError, UsageError
 
@@ -105,6 +106,19 @@ def test_a_network_that_does_not_answer_is_worth_another_try(tmp_path, monkeypat
     (tmp_path / "of_net.py").write_text("raise ConnectionRefusedError('no store')")
     with pytest.raises(UnavailableError, match=r"line 1, .*no store"):
         load_client(f"{tmp_path}/of_net.py:client")
+
+
+def test_an_edit_within_a_second_counts(tmp_path, monkeypatch):
+    """Also one that keeps the length: Python's compiled copy would then be taken for current."""
+    file = tmp_path / "edited.py"
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    found = []
+    for text in ("share = 1\n", "share = 2\n"):
+        file.write_text(text)
+        os.utime(file, (1e9, 1e9))
+        found.append(find(f"{file}:share"))
+    assert found == [1, 2]
 
 
 def test_the_name_that_is_meant_is_suggested(folder):

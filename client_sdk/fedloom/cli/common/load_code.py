@@ -9,8 +9,9 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -156,18 +157,29 @@ def _names(found: Any, wanted: str) -> str:
     return f" It defines {', '.join(there[:_MOST_NAMES])}." if there else " It defines nothing."
 
 
+class _Fresh(SourceFileLoader):
+    """Compiles a file each time.
+
+    Python's compiled copy counts as current after an edit within a second that keeps the length.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - the loader of one file
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"There is no file {path}.{_nearby(path)}")
     # As for a script: the file can import its neighbours, and its classes can be unpickled.
     sys.path.insert(0, str(path.resolve().parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    loader = _Fresh(path.stem, str(path.absolute()))
+    spec = importlib.util.spec_from_loader(path.stem, loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     with loading(str(path)):
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     return module
 
 
