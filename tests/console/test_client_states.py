@@ -66,7 +66,7 @@ def test_a_failing_client_is_seen_in_the_list_and_on_its_page(seen, ward, axe, l
     assert axe(page) == []
     page.goto(f"{ward.url}/clients/bad-birch")
     box = page.locator(".alerts")
-    expect(box).to_contain_text("2 failed or refused tasks in a row")
+    expect(box).to_contain_text("It fails again and again")
     expect(box).to_contain_text("not_finite")
     expect(box).to_contain_text("It gets offers again in")
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]

@@ -1,4 +1,4 @@
-"""Failures in a row, and the time without offers that follows from them."""
+"""Recent failures, and the time without offers that follows from them."""
 
 import math
 
@@ -29,6 +29,47 @@ def test_each_further_failure_doubles_the_pause_up_to_a_limit(count, failing, pa
     found = after(count)
     assert found.is_failing(RULES) is failing
     assert found.cools_until(RULES) == (1000.0 + pause_s if pause_s else 0.0)
+
+
+def played(outcomes, rules=RULES):
+    """Whether a client is failing after each of its tasks.
+
+    Of `outcomes`, "f" failed and "s" counted; capitals only evaluated.
+    """
+    found, failing = Failures(), []
+    for at, outcome in enumerate(outcomes):
+        evaluating = outcome.isupper()
+        if outcome in "fF":
+            found = found.plus_one(float(at), evaluating=evaluating)
+        else:
+            found = found.after_success(evaluating=evaluating)
+        failing.append(found.is_failing(rules))
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "since"),
+    [("f" * 24 + "s", 2), ("fS", 4), ("ffffs", 5), ("ffs", None), ("fs", None),
+     ("sssssssssf", None),
+     ("Fs", None)],
+    ids=["24 of 25", "all training, no evaluation", "4 of 5", "2 of 3", "half", "1 of 10",
+         "all evaluation, no training"],
+)  # fmt: skip
+def test_a_client_that_fails_most_of_its_tasks_stays_failing(outcomes, since):
+    """Repeated for long; from the task `since` on it is failing at each moment."""
+    found = played(outcomes * 20)
+    if since is None:
+        assert not all(found[-len(outcomes) :])
+    else:
+        assert not any(found[:2])
+        assert all(found[since:])
+
+
+def test_a_client_that_was_mended_is_soon_well():
+    """However often it failed; but an evaluation alone does not show that it trains."""
+    assert played("f" * 1000 + "s" * 9)[-2:] == [True, False]
+    assert played("f" * 24 + "S" * 100)[-1]
+    assert not played("F" * 24 + "S" * 100)[-1]
 
 
 def test_by_default_a_failing_client_gets_offers():

@@ -1,8 +1,10 @@
 """When a client counts as failing, and how long it then gets no offers: pure functions.
 
 A client fails when it reports that its task failed, or when its update is refused. An accepted
-update ends the row of failures, and so does an operator's release. Other tasks do not count: one
-that was declined is normal, and one that was late or lost says nothing about the client's code.
+update halves the number of its recent failures, so that a client that fails most tasks stays
+failing, and one that was mended is soon well. An evaluation that succeeds says nothing about
+failures of training. An operator's release ends them all. Other tasks do not count: one that was
+declined is normal, and one that was late or lost says nothing about the client's code.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +27,10 @@ class ClientRules:
     )
 
     failing_after: int = setting(
-        3, doc="failed or refused tasks in a row from which a client is failing", least=1
+        3,
+        doc="recent failed or refused tasks from which a client is failing; each accepted update "
+        "halves their number",
+        least=1,
     )
     cool_off_s: float = setting(
         0.0,
@@ -45,19 +50,27 @@ class ClientRules:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """A client's failed and refused tasks in a row.
+    """A client's recent failed and refused tasks.
 
     Attributes:
-        count: 0 after an accepted update.
+        count: each accepted update halves it.
         last_at: when the latest ended, seconds since the epoch.
+        evaluating: whether the latest only evaluated.
     """
 
     count: int = 0
     last_at: float = 0.0
+    evaluating: bool = False
 
-    def plus_one(self, at: float) -> "Failures":
+    def plus_one(self, at: float, *, evaluating: bool = False) -> "Failures":
         """These and one that ended at `at`."""
-        return replace(self, count=self.count + 1, last_at=at)
+        return Failures(self.count + 1, at, evaluating)
+
+    def after_success(self, *, evaluating: bool) -> "Failures":
+        """What is left of these after an accepted update."""
+        if evaluating and not self.evaluating:
+            return self
+        return replace(self, count=self.count // 2)
 
     def is_failing(self, rules: ClientRules) -> bool:
         """Whether the client is failing."""

@@ -1,6 +1,6 @@
 """The clients that fail again and again, and those that get no offers for it, while a server runs.
 
-`fedloom.server.client_failures` decides. The ledger holds each client's failures in a row, so a
+`fedloom.server.client_failures` decides. The ledger holds each client's recent failures, so a
 restart changes nothing.
 """
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class CoolOffs:
-    """The failures in a row of each client, and who cools off.
+    """The recent failures of each client, and who cools off.
 
     Args:
         rules: of the server.
@@ -40,28 +40,42 @@ class CoolOffs:
         for client in found:
             self._announce_later(client)
 
-    def failed(self, client: str, extra: Mapping[str, Any]) -> Failures:
-        """A client's task has failed, or its update was refused; returns all in a row.
+    def failed(
+        self, client: str, extra: Mapping[str, Any], *, evaluating: bool = False
+    ) -> Failures:
+        """A client's task has failed, or its update was refused; returns all recent ones.
 
         `extra` is of the line that is logged if the client now cools off.
         """
-        found = self._failures.get(client, Failures()).plus_one(time.time())
+        found = self._failures.get(client, Failures()).plus_one(time.time(), evaluating=evaluating)
         self._failures[client] = found
         if left_s := self.left_s(client):
             self.revision += 1
             log.warning(
-                "%s gets no offers for %.3g s: %d failed or refused tasks in a row",
+                "%s gets no offers for %.3g s: %d recent failed or refused tasks",
                 client, left_s, found.count, extra=extra,
             )  # fmt: skip
             self._announce_later(client)
         return found
 
-    def forget(self, client: str) -> None:
-        """A client's update counts, or an operator has released it; announce it if it cooled."""
-        if self._failures.pop(client, None) is not None and client in self._timers:
+    def succeeded(self, client: str, *, evaluating: bool) -> None:
+        """A client's update counts."""
+        if client in self._failures:
+            self._set(client, self._failures[client].after_success(evaluating=evaluating))
+
+    def release(self, client: str) -> None:
+        """An operator has released a client."""
+        self._set(client, Failures())
+
+    def _set(self, client: str, found: Failures) -> None:
+        """Change the failures of a client; announce it if that ends its cooling-off."""
+        self._failures[client] = found
+        if client in self._timers and not self.left_s(client):
             self._timers.pop(client).cancel()
             self.revision += 1
             self._announce(client)
+        if not found.count:
+            del self._failures[client]
 
     def left_s(self, client: str) -> float:
         """Seconds in which a client gets no offers; 0 for none."""

@@ -120,7 +120,7 @@ def test_a_run_whose_clients_cool_off_says_so():
     waiting = _run(live={"state": "selecting", "available": 1, "deadline_left_s": None})
     waiting["live"]["clients_cooling"] = 4
     alert = _only(assess(_facts(waiting)))
-    assert "1 of 5 are available. 4 cool off after failures in a row." in alert.what
+    assert "1 of 5 are available. 4 cool off after failures." in alert.what
     assert alert.link == "/clients?state=cooling"
 
 
@@ -161,7 +161,7 @@ def test_a_few_failing_clients_are_reported_with_their_last_error():
     """Of many failing ones, three have an alert of their own."""
     alert = _only(assess(_facts(_run(), failing=(_failing("oak"),))))
     assert (alert.level, alert.client, alert.link) == (Level.WARN, "oak", "/clients/oak")
-    words = "oak failed 5 times in a row, last in round 4 of ward-1: ValueError: no examples."
+    words = "oak fails again and again, last in round 4 of ward-1: ValueError: no examples."
     assert alert.what == words
     five = tuple(_failing(f"c{i}") for i in range(5))
     alerts = assess(_facts(_run(), failing=five, clients_enrolled=12)).alerts

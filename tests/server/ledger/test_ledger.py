@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
+from fedloom.server.client_failures import Failures
 from fedloom.server.ledger import AcceptedUpdate, Ledger, require_run
 from fedloom.server.ledger import refusals as refusals_module
 from fedloom.server.ledger.rows import Refused
@@ -67,6 +68,24 @@ def refused(call, *args):
     with pytest.raises(Refusal) as caught:
         call(*args)
     return caught.value.code
+
+
+@pytest.mark.parametrize("outcomes", ["ffffs", "ffffS", "FFFs", "FFFS", "fFfSs", "fffffffFSSsf"])
+def test_the_ledger_counts_failures_as_the_server_does(ledger, outcomes):
+    """ "f" failed, "s" was accepted; capitals in a round that only evaluates."""
+    ledger.add_token("t", "hash", "alice", 1e12)
+    ledger.enrol("t", "serial", 1e12)
+    found = Failures()
+    for number, outcome in enumerate(outcomes, 2):
+        evaluating = outcome.isupper()
+        open_round(ledger, number, "evaluate" if evaluating else "train")
+        if outcome in "fF":
+            found = found.plus_one(float(number), evaluating=evaluating)
+            ledger.set_phase("run", number, "alice", "failed", "no data", failures=found)
+        else:
+            found = found.after_success(evaluating=evaluating)
+            ledger.accept(replace(UPDATE, round=number), 10)
+        assert ledger.failures().get("alice", Failures(0, found.last_at, found.evaluating)) == found
 
 
 # ---- buffers ------------------------------------------------------------------------------------

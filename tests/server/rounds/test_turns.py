@@ -78,7 +78,7 @@ def test_a_run_claims_clients_only_while_enough_may_be_drawn(door, tmp_path):
             (lambda: fleet.hold("c0001", Hold.DRAIN), lambda: fleet.release("c0001")),
             (lambda: fleet.assign("c0001", "onco"), lambda: fleet.assign("c0001", "")),
             (lambda: fleet.leave(session), lambda: fleet.attend(session)),
-            (lambda: cool_offs.failed("c0001", {}), lambda: cool_offs.forget("c0001")),
+            (lambda: cool_offs.failed("c0001", {}), lambda: cool_offs.release("c0001")),
             (lambda: fleet.rest("c0001", 60.0), lambda: fleet.rest("c0001", 0.001)),
         ):
             begin()

@@ -152,10 +152,9 @@ def _not_finite(value: Any, at: tuple[str, ...]) -> Iterator[tuple[str, float]]:
     """Infinities and NaN in a document, each with its name: keys joined by dots."""
     if isinstance(value, float) and not math.isfinite(value):
         yield ".".join(at).removeprefix("spec."), value
-    items = value.items() if isinstance(value, dict) else ()
     if isinstance(value, list):
-        items = ((str(index), item) for index, item in enumerate(value))
-    for key, item in items:
+        value = dict(enumerate(value))
+    for key, item in value.items() if isinstance(value, dict) else ():
         yield from _not_finite(item, (*at, str(key)))
 
 

@@ -147,7 +147,7 @@ def _memory_and_heat(of: dict[str, Any]) -> list[str]:
 def _failing(found: dict[str, Any]) -> str:
     if found["state"] not in ("failing", "cooling"):
         return ""
-    words = f"{found['failures']} failed or refused tasks in a row"
+    words = "again and again"
     if found["cools_until"]:
         words += f", gets offers again {output.ahead(found['cools_until'])}, or after its release"
     return words

@@ -130,7 +130,7 @@ def drain(names: tuple[str, ...], reason: str, directory: Path) -> None:
 def release(names: tuple[str, ...], directory: Path) -> None:
     """Select clients again after quarantine or drain, or while they cool off.
 
-    Their failed tasks in a row no longer count.
+    Their recent failures no longer count.
 
     \b
     Example:

@@ -145,9 +145,8 @@ def hold_words(client: ClientView, wanted: Hold | None) -> str:
     """What quarantine, draining or releasing a client does."""
     name, works = client.name, f" It works on {client.task} now." if client.task else ""
     if wanted is None and client.hold is None and client.failures:
-        times = "failure" if client.failures == 1 else "failures in a row"
         again = "gets offers again at once" if client.cools_until else "gets offers as before"
-        return f"{name} {again}; its {client.failures} {times} no longer count."
+        return f"{name} {again}; its recent failures no longer count."
     if client.hold == wanted:
         is_so = {None: "not on hold", Hold.DRAIN: "drained"}.get(wanted, "in quarantine")
         return f"{name} is already {is_so}: nothing changes."

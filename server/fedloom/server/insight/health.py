@@ -70,7 +70,7 @@ class Facts:
         authority_until: first expiry of the authority's certificates, seconds since the epoch; None
             on plaintext.
         disk_free: share of the state directory's disk that is free.
-        failing: clients that fail again and again, those with most failures in a row first.
+        failing: clients that fail again and again, those with most recent failures first.
     """
 
     now: float
@@ -169,7 +169,7 @@ def _too_few(facts: Facts) -> Iterator[Alert]:
                 yield Alert(
                     level=Level.WARN,
                     what=f"{run['id']} waits for clients: {live['available']} of {live['goal']} "
-                    f"are available. {cooling} cool off after failures in a row.",
+                    f"are available. {cooling} cool off after failures.",
                     todo="Fix what fails, then release them: `fedloom client release NAME`.",
                     link="/clients?state=cooling",
                     run=run["id"],
@@ -273,7 +273,7 @@ def _failing_clients(facts: Facts) -> Iterator[Alert]:
             continue  # it has an alert with the same error
         yield Alert(
             level=Level.WARN,
-            what=f"{row.name} failed {row.failures} times in a row, last in round "
+            what=f"{row.name} fails again and again, last in round "
             f"{row.failed_round} of {row.failed_run}: {(row.failed_why or '').rstrip('.')}.",
             todo="Fix its code or data, then release it; or quarantine it.",
             link=f"/clients/{row.name}",

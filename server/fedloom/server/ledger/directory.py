@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from fedloom.server.client_failures import Failures
+from fedloom.server.ledger.recent_failures import failed_evaluating
 from fedloom.server.ledger.rows import ClientDetailRow, ClientRow, PartRow
 from fedloom.server.ledger.store import ITS_UPDATE, UPDATE_COLUMNS, Store, its_round
 from fedloom.server.ledger.tables import (
@@ -89,18 +90,20 @@ class Directory(Store):
         return self._change(changes.values(hold=hold, hold_reason=reason, held_at=held_at)) == 1
 
     def failures(self) -> dict[str, Failures]:
-        """The failures in a row of each client that has some."""
-        query = sa.select(clients.c.name, clients.c.failures, clients.c.failed_at)
+        """The recent failures of each client that has some."""
+        query = sa.select(
+            clients.c.name, clients.c.failures, clients.c.failed_at, failed_evaluating()
+        )
         with self._engine.connect() as connection:
-            rows = connection.execute(query.where(clients.c.failures > 0))
-            return {name: Failures(count, last_at) for name, count, last_at in rows}
+            found = connection.execute(query.where(clients.c.failures > 0))
+            return {name: Failures(*rest) for name, *rest in found}
 
     def clear_failures(self, name: str) -> None:
-        """Set a client's failures in a row to none; its last error is kept."""
+        """Set a client's recent failures to none; its last error is kept."""
         self._change(clients.update().where(clients.c.name == name).values(failures=0))
 
     def failing(self, least: int) -> list[ClientRow]:
-        """Active clients without a hold that failed so often in a row, most failures first."""
+        """Active clients without a hold with so many recent failures, most failures first."""
         query = sa.select(clients).where(
             clients.c.failures >= least, clients.c.status == "active", clients.c.hold.is_(None)
         )

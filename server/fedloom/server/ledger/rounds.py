@@ -69,7 +69,7 @@ class Rounds(Updates):
         *,
         failures: Failures | None = None,
     ) -> None:
-        """Set the phase of a member; with `failures`, those in a row of the client."""
+        """Set the phase of a member; with `failures`, the recent ones of the client."""
         its = cohorts.update().filter_by(run=run, round=number, client=client)
         with self._write() as connection:
             connection.execute(its.values(phase=phase, reason=reason))

@@ -480,7 +480,7 @@ class ClientRow:
         version: of its SDK, as reported.
         hold: quarantine or drain; None for neither.
         note: the operator's.
-        failures: failed and refused tasks in a row; None for none.
+        failures: recent failed and refused tasks; None for none.
         failed_at: when its last failed or refused task ended; None without any.
         failed_why: the error of that task.
         failed_run: its run.

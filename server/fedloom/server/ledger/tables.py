@@ -24,7 +24,7 @@ clients = sa.Table(
     sa.Column("hold_reason", sa.String),
     sa.Column("held_at", sa.Float),
     sa.Column("note", sa.String),  # the operator's
-    sa.Column("failures", sa.Integer),  # failed and refused tasks in a row; NULL for none
+    sa.Column("failures", sa.Integer),  # recent failed and refused tasks; NULL for none
     sa.Column("failed_at", sa.Float),  # when the last of all such tasks ended; the next three too
     sa.Column("failed_why", sa.String),
     sa.Column("failed_run", sa.String),

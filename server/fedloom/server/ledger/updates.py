@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, Refusal
+from fedloom.server.ledger.recent_failures import EVALUATE, after_success
 from fedloom.server.ledger.rows import AcceptedRow, MetricsRow, UpdateColumns, UpdateRow, values
 from fedloom.server.ledger.store import Store, counted_in
 from fedloom.server.ledger.tables import clients, cohorts, rounds, updates
@@ -30,7 +31,7 @@ _KEY: dict[str, sa.BindParameter[Any]] = {
 _UPDATE = sa.select(updates).filter_by(**_KEY)
 _IDENTITY = sa.select(updates.c.identity).filter_by(**_KEY)
 _STATE = (
-    sa.select(rounds.c.state)
+    sa.select(rounds.c.state, rounds.c.kind)
     .filter_by(run=_KEY["run"], number=sa.bindparam("counted"))
     .with_for_update()  # SQLite has a single writer
 )
@@ -41,11 +42,10 @@ _HELD = (
 )
 _INSERT = updates.insert()
 _REPORTED = cohorts.update().filter_by(**_KEY).values(phase="reported", reason="")
-_WELL = (
-    clients.update()
-    .where(clients.c.name == _KEY["client"], clients.c.failures > 0)
-    .values(failures=0)
-)
+_SUCCESS = {
+    evaluating: after_success(clients.c.name == _KEY["client"], evaluating=evaluating)
+    for evaluating in (False, True)
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Updates(Store):
         key = {"its_run": update.run, "its_round": update.round, "its_client": update.client}
         counted = {"its_run": update.run, "counted": update.counted}
         with self._write() as connection:
-            state = connection.execute(_STATE, counted).scalar()
+            state, kind = connection.execute(_STATE, counted).one_or_none() or ("", "")
             known = connection.execute(_IDENTITY, key).scalar()
             if known is not None:
                 check_same(known, update.identity)
@@ -95,7 +95,7 @@ class Updates(Store):
             row = {**values(update), "counts_in": update.counted, "accepted_at": time.time()}
             connection.execute(_INSERT, row)
             connection.execute(_REPORTED, key)
-            connection.execute(_WELL, {"its_client": update.client})
+            connection.execute(_SUCCESS[kind == EVALUATE], {"its_client": update.client})
         return True
 
     def accepted(self, run: str, number: int) -> list[AcceptedRow]:

@@ -110,7 +110,10 @@ class ClientView(BaseModel):
         str | None,
         Field(description="ok (90 % or more), warn, or bad (below 50 %); null below three tasks"),
     ] = None
-    failures: Annotated[int, Field(description="failed or refused tasks in a row")] = 0
+    failures: Annotated[
+        int,
+        Field(description="recent failed or refused tasks; an accepted update halves their number"),
+    ] = 0
     last_error: LastError | None = None
     cools_until: Annotated[float | None, Field(description="when it gets offers again")] = None
     device: Annotated[

@@ -72,7 +72,7 @@ async def clients_page(
 
 
 async def failing(context: ConsoleContext) -> list[ClientRow]:
-    """Failing clients that no operator has excluded, those with most failures in a row first."""
+    """Failing clients that no operator has excluded, those with most recent failures first."""
     least = context.config.clients.failing_after
     return await context.in_reader(context.ledger.failing, least)
 

@@ -33,7 +33,16 @@ from fedloom.protocol.updates.body import BodyChecker, Checker
 from fedloom.protocol.updates.header import PlannedPart
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.background_tasks import BackgroundTasks
-from fedloom.server.engine import Buffer, Phase, RoundEngine, RoundState, Select, effects, events
+from fedloom.server.engine import (
+    Buffer,
+    Phase,
+    RoundEngine,
+    RoundKind,
+    RoundState,
+    Select,
+    effects,
+    events,
+)
 from fedloom.server.engine.session_events import MaskedEvent
 from fedloom.server.engine.steps import NO_QUORUM, OUT_OF_REACH
 from fedloom.server.ledger import AcceptedUpdate
@@ -182,6 +191,10 @@ class RoundDriver:
         await self._storing.settled()
         await self._sum.stop()
         self.trace.end("the server stops")
+
+    @property
+    def _evaluating(self) -> bool:
+        return self.plan.kind is RoundKind.EVALUATE
 
     def _about(self, client: str = "") -> dict[str, Any]:
         return about(client, *self.plan.key)
@@ -392,7 +405,11 @@ class RoundDriver:
         if self.claims(client):
             key = self.key_of(client)
             context, why = self._context, reason[:500]
-            failures = context.cool_offs.failed(client, self._about(client)) if fails else None
+            failures = (
+                context.cool_offs.failed(client, self._about(client), evaluating=self._evaluating)
+                if fails
+                else None
+            )
             note = partial(context.ledger.set_phase, *key, client, phase.value, why)
             self._storing.start(context.in_ledger(note, failures=failures))
 
@@ -482,7 +499,7 @@ class RoundDriver:
             key = (update.run, update.round)
             self._context.meters.accepted.inc()
             self._context.records.accepted(key, update.client)
-            self._context.cool_offs.forget(update.client)
+            self._context.cool_offs.succeeded(update.client, evaluating=self._evaluating)
             if update.counted == self.plan.number:
                 self._sum.add(update.client, update.file, update.staleness)
             self.feed(events.UpdateAccepted(update.client))

@@ -129,7 +129,7 @@ async def move_client(
 ) -> views.ClientActed:
     """Move a client to a study: only runs of that study draw it. A task under way goes on.
 
-    Its failures in a row, of runs of another study, no longer count.
+    Its recent failures, of runs of another study, no longer count.
     """
     check_study(wish.study)
     before = await one_client(context, name)
@@ -139,7 +139,7 @@ async def move_client(
     context.fleet.assign(name, wish.study)
     if changed:
         await context.in_ledger(context.ledger.clear_failures, name)
-        context.runs.cool_offs.forget(name)
+        context.runs.cool_offs.release(name)
     after = await one_client(context, name)
     where = f"the study {wish.study}" if wish.study else "no study"
     return _acted(after, f"{name} is in {where}.", changed=changed)
@@ -157,7 +157,7 @@ async def hold_client(
 ) -> views.ClientActed:
     """Put a client in quarantine, drain it, or release it; a hold survives restarts.
 
-    A release also ends a cooling-off, and the count of failures in a row starts again.
+    A release also ends a cooling-off, and the count of recent failures starts again.
     """
     reason = (why or views.Why()).reason
     before = await one_client(context, name)
@@ -170,7 +170,7 @@ async def hold_client(
     if wanted is None:
         changed |= before.failures > 0
         await context.in_ledger(context.ledger.clear_failures, name)
-        context.runs.cool_offs.forget(name)
+        context.runs.cool_offs.release(name)
         context.fleet.release(name)
         context.live.changed("clients")
     else:

@@ -38,7 +38,7 @@ COLUMNS = (
     ListColumn("success", "Success", lambda c: c.success_rate, num=True,
            hint="counted, of its tasks that ended and were not declined"),
     ListColumn("failures", "Failures", lambda c: c.failures, num=True, first=True, shown=False,
-               hint="in a row"),
+               hint="recent ones; each accepted update halves their number"),
     ListColumn("staleness", "Staleness", lambda c: c.staleness, num=True, first=True,
            shown=False),
     ListColumn("version", "Version", lambda c: c.version),

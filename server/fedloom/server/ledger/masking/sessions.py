@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, IntegrityError, Refusal
 from fedloom.server.engine import SessionSnapshot, SessionState
+from fedloom.server.ledger.recent_failures import EVALUATE, after_success
 from fedloom.server.ledger.rounds import Rounds
 from fedloom.server.ledger.tables import (
     clients,
@@ -235,8 +236,11 @@ class MaskingSessions(Rounds):
             at_fault = set(connection.execute(failed).scalars())
             # The reason stays: the update of one that revealed false shares counts, too.
             connection.execute(cohorts.update().where(its).values(phase="reported"))
-            well = clients.update().where(clients.c.name.in_(files.keys() - at_fault))
-            connection.execute(well.values(failures=0))
+            kind = connection.execute(
+                sa.select(rounds.c.kind).filter_by(run=at[0], number=at[1])
+            ).scalar()
+            well = clients.c.name.in_(files.keys() - at_fault)
+            connection.execute(after_success(well, evaluating=kind == EVALUATE))
             done = masking_sessions.update().filter_by(**_key(at))
             connection.execute(done.values(state=SessionState.DONE.value))
             _forget(connection, at)

@@ -301,7 +301,7 @@ class MaskedRoundDriver(RoundDriver):
             raise
         crossing("masking.stored")
         if first:
-            context.cool_offs.forget(client)
+            context.cool_offs.succeeded(client, evaluating=self._evaluating)
         self.feed(session_events.BodyStored(client))
         return first
 
