@@ -125,6 +125,7 @@ def test_he_drains_his_clients_at_once_and_revokes_none(seen, ward):
     expect(bar.get_by_role("button", name="Revoke")).to_have_count(0)
     bar.get_by_role("button", name="Drain").click()
     dialog = page.locator("#confirm")
+    expect(dialog.locator("h2")).to_have_text("Drain 2 clients?")
     assert sorted(dialog.locator(".named li").all_inner_texts()) == ["elm", "oak"]
     shoot(page, "study-bulk", whole=False)
     dialog.get_by_role("button", name="Drain 2").click()
