@@ -50,14 +50,12 @@ FEDJAX = "FedJAX, 1"
 BEST = "fedloom auto, 2"
 MEMORY = "1,000 clients a round"
 TARGETS = {
-    ("2NN, 10 a round", NAIVE): 4.0,
-    ("2NN, 10 a round", PFL): 2.0,
-    ("2NN, 100 a round", NAIVE): 4.0,
-    ("2NN, 100 a round", PFL): 2.0,
-    ("CNN, 60 examples", NAIVE): 1.9,
-    ("CNN, 600 examples", NAIVE): 1.9,
+    **{(f"2NN, {n} a round", NAIVE): 4.5 for n in (10, 100)},
+    **{(f"2NN, {n} a round", PFL): 2.7 for n in (10, 100)},
+    **{(f"CNN, {n} examples", NAIVE): 2.1 for n in (60, 600)},
+    **{(f"CNN, {n} examples", PFL): 1.2 for n in (60, 600)},
 }
-NO_OP_TARGET, START_TARGET_S, MEMORY_TARGET_MB = 5000, 5, 1000
+NO_OP_TARGET, START_TARGET_S, MEMORY_TARGET_MB = 7000, 5, 1000
 
 
 @dataclass(frozen=True)

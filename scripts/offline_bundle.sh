@@ -27,7 +27,14 @@ pip=("${PYTHON:-python3}" -m pip --disable-pip-version-check --quiet)
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$out"
-"${pip[@]}" wheel --no-deps --wheel-dir "$work/own" .
+source="$work/source"
+mkdir "$source"
+cp -r pyproject.toml README.md LICENSE server client_sdk strategies simulations "$source"
+case ",$extras," in
+  *,server,*) ;;
+  *) rm -f "$source/server/fedloom/server/web/documentation.zip" ;;  # 3 MB that no device serves
+esac
+"${pip[@]}" wheel --no-deps --wheel-dir "$work/own" "$source"
 wheel="$(cd "$work/own" && ls fedloom-*.whl)"
 version="${wheel#fedloom-}" version="${version%%-*}"
 
