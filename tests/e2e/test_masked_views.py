@@ -154,5 +154,40 @@ def test_an_implausible_sum_marks_every_member(tmp_path):
         assert [b["client"] for b in session["blamed"]] == [device.name for device in devices]
         assert {b["cause"] for b in session["blamed"]} == {"implausible"}
         assert "convicts nobody" in session["blamed"][0]["words"]
+        [past] = federation.ledger.past_sessions(run, 1, 2)
+        assert (past.implausible, past.masked) == (True, {device.name for device in devices})
 
     played(tmp_path, scenario)
+
+
+def test_who_leaves_three_sessions_running_is_drawn_last(tmp_path):
+    """It is in no round after them, operators see why, and another process judges alike."""
+
+    async def scenario(federation, devices):
+        devices[0].stops = BODY
+        spec = short(phase_s=1.0, upload_s=1.0)
+        run = await submit(federation, ZEROS, **spec, rounds=100, seed=1)
+        for device in devices:
+            device.start()
+
+        def rounds(client):
+            """Numbers of the rounds in whose sessions it was, and of all committed ones."""
+            ledger = federation.ledger
+            found = [r.number for r in ledger.list_rounds(run) if r.state == "committed"]
+            rows = {number: ledger.session_rows(run, number) for number in found}
+            return [n for n in found if any(client in row.members for row in rows[n])], found
+
+        await until(lambda: len(rounds("d0")[0]) == 3)
+        await until(lambda: rounds("d0")[1][-1] >= rounds("d0")[0][-1] + 3)
+        assert len(rounds("d0")[0]) == 3
+        found = await asked(federation, "/clients/d0")
+        words = "drawn last: it dropped out of its last 3 masking sessions"
+        assert found["conduct"] == [{"run": run, "words": words}]
+        assert (await asked(federation, "/clients/d1"))["conduct"] == []
+        await federation.server.runs.command(run, "pause")
+        await federation.restart()
+        known = federation.server.runs.get(run).position._sessions
+        assert known == federation.ledger.past_sessions(run, 0, known[-1].round + 1)
+        assert len(known) >= 6
+
+    played(tmp_path, scenario, count=6)

@@ -68,3 +68,16 @@ def test_the_readings_of_a_device(capsys):
     text = capsys.readouterr().out
     assert "42 % of CPU, 61 °C, on battery, battery at 80 % (" in text
     assert "NVIDIA H200, 7 % busy, 512.0 MiB of 128.0 GiB of memory\n" in text
+
+
+def test_a_run_that_draws_a_client_last_says_so(capsys):
+    """In one line for each run; a server that does not know of it says nothing."""
+    rest = {
+        "hold_reason": None, "seen_at": 1e9, "version": "1", "labels": {}, "note": None,
+        "counted": 0, "asked": 0, "cools_until": None, "staleness": None, "device": None,
+    }  # fmt: skip
+    words = "drawn last: it dropped out of its last 3 masking sessions"
+    show_detail(row("a") | rest | {"conduct": [{"run": "digits-1", "words": words}]}, [])
+    assert f"digits-1: {words}\n" in capsys.readouterr().out
+    show_detail(row("a") | rest, [])
+    assert "masking" not in capsys.readouterr().out

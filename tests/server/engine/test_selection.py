@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.server.engine import ClientFailed, Round, RoundConfig, Wake, select_by, uniform
+from fedloom.server.engine import (
+    ClientFailed,
+    Round,
+    RoundConfig,
+    Wake,
+    drawn_last,
+    select_by,
+    uniform,
+)
 from fedloom.server.engine.selection import CandidatePool
 from fedloom.strategies import SELECTIONS, registry
 from fedloom.strategies.selection import History, Observation
@@ -40,6 +48,31 @@ def test_the_order_of_attendance_does_not_matter(arrivals, seed):
         return list(round_.cohort.phases)
 
     assert play(arrivals) == play(NAMES)
+
+
+@given(st.sets(st.sampled_from(NAMES)), st.integers(0, 12), SEEDS)
+def test_some_are_drawn_after_all_others(last, count, seed):
+    """Only if the others do not suffice; without one of them the draw is what it was."""
+    select = uniform(seed, 2)
+    chosen = drawn_last(select, last)(NAMES, count)
+    assert len(set(chosen)) == len(chosen) == count
+    others = len(NAMES) - len(last)
+    assert last.isdisjoint(chosen[:others])
+    assert set(chosen[others:]) <= last
+    assert drawn_last(select, last)(NAMES, count) == chosen
+    ahead = sorted(set(NAMES) - last)
+    assert drawn_last(select, last)(ahead, min(count, others)) == select(ahead, min(count, others))
+
+
+def test_replacements_come_from_the_others_first():
+    """In an open round: the last ones join when nobody else is left."""
+    config = RoundConfig(goal=3, quorum=1)
+    select = drawn_last(uniform(3, 4), {NAMES[0], NAMES[5]})
+    round_ = Round(config, select=select, now=0.0, available=NAMES)
+    round_.handle(Wake(), 0.0)
+    while len(round_.cohort) < len(NAMES):
+        round_.handle(ClientFailed(list(round_.cohort.phases)[-1]), 1.0)
+    assert set(list(round_.cohort.phases)[-2:]) == {NAMES[0], NAMES[5]}
 
 
 def told():

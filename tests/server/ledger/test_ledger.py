@@ -72,7 +72,7 @@ def refused(call, *args):
 
 @pytest.mark.parametrize("outcomes", ["ffffs", "ffffS", "FFFs", "FFFS", "fFfSs", "fffffffFSSsf"])
 def test_the_ledger_counts_failures_as_the_server_does(ledger, outcomes):
-    """ "f" failed, "s" was accepted; capitals in a round that only evaluates."""
+    """Failed ("f") or accepted ("s"); capitals in a round that only evaluates."""
     ledger.add_token("t", "hash", "alice", 1e12)
     ledger.enrol("t", "serial", 1e12)
     found = Failures()

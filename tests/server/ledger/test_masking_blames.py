@@ -5,6 +5,7 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import IntegrityError
 from fedloom.server.engine import SessionState
+from fedloom.server.engine.masking import THRESHOLD
 from fedloom.server.ledger import Ledger
 from fedloom.server.ledger.masking import blames
 from fedloom.server.ledger.masking import sessions as phases
@@ -85,3 +86,73 @@ def test_blame_outlives_the_session_and_the_server(ledger, tmp_path):
     ledger.close()
     again = Ledger.in_directory(tmp_path)
     assert rows(again)[0].blamed == [("b", "false_reveal")]
+
+
+# ---- conduct -----------------------------------------------------------------------------------
+
+
+def past(ledger):
+    return ledger.past_sessions(RUN, NUMBER, NUMBER + 1)
+
+
+def give_up(ledger, reason=f"{THRESHOLD}: 2 of 4 members did in time"):
+    ledger.move_session(AT, SessionState.ABANDONED, reason=reason)
+
+
+def test_past_sessions_are_those_that_are_over(ledger):
+    """Of the rounds that are asked for."""
+    assert past(ledger) == []
+    done(ledger, 1, "efg")
+    [found] = past(ledger)
+    assert (found.round, found.masked, found.dropped) == (NUMBER, set("efg"), {"h"})
+    assert (found.summed, found.implausible) == (True, False)
+    assert ledger.past_sessions(RUN, NUMBER + 1, NUMBER + 9) == []
+    assert ledger.past_sessions("other", 0, 9) == []
+
+
+def test_an_implausible_sum_is_one(ledger):
+    """Marks of its survivors; other blame is none."""
+    abandoned(ledger, 0, reason="implausible sum: too large")
+    for client in "abcd":
+        ledger.blame(AT, client, blames.IMPLAUSIBLE)
+    abandoned(ledger, 1, reason="spoiled")
+    ledger.blame((*AT[:2], 1), "e", blames.FALSE_SHARES)
+    first, second = past(ledger)
+    assert (first.masked, first.summed, first.implausible) == (set("abcd"), True, True)
+    assert (second.masked, second.summed, second.implausible) == (set("efgh"), False, False)
+
+
+def test_who_sends_too_few_shares_has_dropped_out(ledger):
+    """And not who waited for them, also after what they sent is deleted."""
+    send(ledger, phases.SHARES, "ac")
+    give_up(ledger)
+    ledger.forget_sessions(RUN, NUMBER)
+    [found] = past(ledger)
+    assert (found.masked, found.dropped) == (set(), {"b", "d"})
+    assert not found.summed
+
+
+def test_who_sends_no_body_has_dropped_out(ledger):
+    """With those that sent no shares before."""
+    send(ledger, phases.SHARES, "abc")
+    ledger.move_session(AT, SessionState.MASKING, shared="abc")
+    send(ledger, phases.BODY, "a")
+    give_up(ledger)
+    assert past(ledger)[0].dropped == set("bcd")
+
+
+@pytest.mark.parametrize(("shared", "dropped"), [("", ""), ("abc", "d")])
+def test_a_command_ends_a_session_without_drop_outs(ledger, shared, dropped):
+    """Only those without whom it had gone on before."""
+    if shared:
+        send(ledger, phases.SHARES, shared)
+        ledger.move_session(AT, SessionState.MASKING, shared=shared)
+    give_up(ledger, "aborted by the operator")
+    assert past(ledger)[0].dropped == set(dropped)
+
+
+def test_past_sessions_outlive_the_server(ledger, tmp_path):
+    done(ledger, 0, "abc")
+    before = past(ledger)
+    ledger.close()
+    assert past(Ledger.in_directory(tmp_path)) == before

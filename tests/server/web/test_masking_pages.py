@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from fedloom.server.engine.conduct import Conduct, Suspicion
 from fedloom.server.ledger.masking import blames
 from fedloom.server.ledger.masking import sessions as phases
 from fedloom.server.planning.spec import parse
@@ -124,3 +125,15 @@ def test_an_open_round_is_ready_and_then_masking(door, tmp_path):
         now = found.now(path)
         assert "selecting ready masking 1/4 closing committed" in now, now
         assert "masking 1/4 shares from 0 of 8 2 sessions" in now
+
+
+def test_the_page_of_a_client_says_which_runs_draw_it_last(door, monkeypatch):
+    """And why; nothing where no run does."""
+    for name in "ab":
+        door.ledger.add_token(f"token {name}", "hash", name, 9e9)
+        door.ledger.enrol(f"token {name}", f"serial {name}", 9e9)
+    conduct = Conduct(marked={"a": Suspicion(marks=3, sums=4)})
+    monkeypatch.setattr(type(door.runs), "conducts", lambda _: {RUN: conduct})
+    says = f"{RUN} : drawn last of all: 3 of its 4 sums of masking sessions were implausible"
+    assert says in text(shown(door, "/clients/a"))
+    assert "drawn last" not in shown(door, "/clients/b")

@@ -117,6 +117,7 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("success", "unknown yet" if rate is None else f"{rate:.0%}{_LEVELS.get(level, '')}"),
         ("last error", _last_error(found)),
     ]  # fmt: skip
+    facts += [("masking", f"{c['run']}: {c['words']}") for c in found.get("conduct", ())]
     facts += _device(found["device"]) if found["device"] else []
     if found["staleness"]:
         facts.append(("staleness", f"{found['staleness']:.1f} models behind, mean"))

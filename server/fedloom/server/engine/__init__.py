@@ -80,6 +80,7 @@ from .run import Stop as Stop
 from .run import Wanted as Wanted
 from .selection import Select as Select
 from .selection import by_coins as by_coins
+from .selection import drawn_last as drawn_last
 from .selection import select_by as select_by
 from .selection import uniform as uniform
 from .session_events import AgreementStored as AgreementStored

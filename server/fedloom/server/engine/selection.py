@@ -6,7 +6,7 @@ Invariant: the history does not change while a round is open, so a restored roun
 replacements.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from math import inf
 
 import numpy as np
@@ -83,6 +83,26 @@ def by_coins(drawn: Callable[[Sequence[str]], Places]) -> Select:
         return _at(candidates, drawn(candidates))
 
     return select
+
+
+def drawn_last(select: Select, last: Container[str]) -> Select:
+    """A draw in which these clients come after all others; the same draw where none of them is.
+
+    Args:
+        select: draws among those that come first, and then among these.
+        last: clients.
+    """
+
+    def draw(candidates: Sequence[str], count: int) -> Sequence[str]:
+        ahead = [client for client in candidates if client not in last]
+        if len(ahead) in (0, len(candidates)):
+            return select(candidates, count)
+        if count <= len(ahead):
+            return select(ahead, count)
+        behind = [client for client in candidates if client in last]
+        return [*select(ahead, len(ahead)), *select(behind, count - len(ahead))]
+
+    return draw
 
 
 def _at(candidates: Sequence[str], places: Places) -> Sequence[str]:

@@ -8,6 +8,7 @@ from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.task_description import FileRef, TaskDescription, UpdateBounds
 from fedloom.protocol.updates.message import Limits
 from fedloom.server.engine import BestModel, RoundConfig, RoundKind
+from fedloom.server.engine.conduct import Conduct
 from fedloom.server.planning.masking import masked_config
 from fedloom.server.planning.spec import RunSpec
 from fedloom.server.planning.state_note import StateNote
@@ -36,6 +37,7 @@ class RoundPlan:
         goals: goal and quorum that the operator set; None for those of the specification. The
             capacity of the sum follows from the specification alone, so its bits do not change.
         best: the run's best model before the round; None in a run that has none.
+        conduct: of the clients in masking sessions; of nobody in a run without or with [privacy].
     """
 
     run: str
@@ -53,6 +55,7 @@ class RoundPlan:
     messages: Mapping[str, FileRef] = field(default_factory=dict, repr=False)
     goals: tuple[int, int] | None = None
     best: BestModel | None = None
+    conduct: Conduct = field(default_factory=Conduct)
 
     @property
     def config(self) -> RoundConfig:

@@ -63,6 +63,13 @@ class DeviceView(BaseModel):
     gpus: list[GpuView]
 
 
+class ConductView(BaseModel):
+    """How an active run treats a client for its part in masking sessions."""
+
+    run: str
+    words: Annotated[str, Field(description="drawn last, and why, as text")]
+
+
 class ClientView(BaseModel):
     """A client."""
 
@@ -116,6 +123,9 @@ class ClientView(BaseModel):
     ] = 0
     last_error: LastError | None = None
     cools_until: Annotated[float | None, Field(description="when it gets offers again")] = None
+    conduct: Annotated[
+        list[ConductView], Field(description="in masking sessions, where an active run acts on it")
+    ] = []
     device: Annotated[
         DeviceView | None,
         Field(description="null without readings since the server's start, and in lists"),

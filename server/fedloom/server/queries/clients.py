@@ -15,6 +15,7 @@ from fedloom.server.ledger.rows import ClientDetailRow, ClientRow, values
 from fedloom.server.queries import client_views as views
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import NotFoundError
+from fedloom.server.queries.masking import conduct_words
 from fedloom.server.queries.rounds import member_values
 
 _FILTERS = {
@@ -289,8 +290,18 @@ def _view(context: ConsoleContext, row: ClientDetailRow) -> views.ClientView:
         "failures": row.failures or 0,
         "last_error": _last_error(row) if sees(study_of_failure(context, row)) else None,
         "cools_until": cools,
+        "conduct": _conduct(context, row.name),
     }
     return views.ClientView.model_validate(shown)
+
+
+def _conduct(context: ConsoleContext, name: str) -> list[views.ConductView]:
+    """How active runs treat a client for its part in their masking sessions."""
+    return [
+        views.ConductView(run=run, words=words)
+        for run, conduct in context.runs.conducts().items()
+        if (words := conduct_words(conduct, name)) and sees(context.runs.study_of(run))
+    ]
 
 
 def study_of_failure(context: ConsoleContext, row: ClientRow) -> str:

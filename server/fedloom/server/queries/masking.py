@@ -3,6 +3,7 @@
 from typing import Any
 
 from fedloom.server.engine import SessionState
+from fedloom.server.engine.conduct import Conduct
 from fedloom.server.insight.masking import SESSION_WORDS, status
 from fedloom.server.insight.masking_claim import claim
 from fedloom.server.ledger.masking.blames import CAUSES
@@ -58,6 +59,18 @@ def members_of(row: MaskingSessionRow) -> list[SessionMember]:
         )
         for client in row.members
     ]
+
+
+def conduct_words(conduct: Conduct, client: str) -> str:
+    """Why a run draws a client last, as text; empty if it does not."""
+    if (why := conduct.marked.get(client)) is not None:
+        return (
+            f"drawn last of all: {why.marks} of its {why.sums} sums of masking sessions were "
+            "implausible"
+        )
+    if (count := conduct.dropped.get(client)) is not None:
+        return f"drawn last: it dropped out of its last {count} masking sessions"
+    return ""
 
 
 def _count(members: list[str] | None) -> int | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from fedloom.protocol.crash_points import crossing
 from fedloom.server.engine import BestModel, RoundKind
+from fedloom.server.engine.conduct import PastSession
 from fedloom.server.ledger.rows import AcceptedRow, ObservationRow
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import EARLY, GOAL, STOPPED
@@ -39,6 +40,7 @@ class Outcome:
         participations: of the clients after it.
         cause: a code of `fedloom.server.metrics.meters.REASONS`.
         best: the best model after it; None in a run that has none.
+        sessions: its masking sessions.
     """
 
     model: str | None
@@ -49,6 +51,7 @@ class Outcome:
     participations: Participations = field(default_factory=Participations)
     cause: str = STOPPED
     best: BestModel | None = None
+    sessions: Sequence[PastSession] = ()
 
 
 async def commit(

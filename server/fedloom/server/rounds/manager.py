@@ -19,6 +19,7 @@ from fedloom.protocol.errors import Code, FedloomError, Refusal, UsageError
 from fedloom.server.background_tasks import BackgroundTasks, to_the_end
 from fedloom.server.cool_off import CoolOffs
 from fedloom.server.engine import RunState
+from fedloom.server.engine.conduct import Conduct
 from fedloom.server.ledger import Point, require_run
 from fedloom.server.ledger.rows import RunRow
 from fedloom.server.metrics.log_buffer import about
@@ -388,6 +389,11 @@ class Runs:
     def cool_offs(self) -> CoolOffs:
         """The clients that fail again and again."""
         return self._context.cool_offs
+
+    def conducts(self) -> dict[str, Conduct]:
+        """Run → how its open round treats some clients for their part in masking sessions."""
+        found = {run: d.round.plan.conduct for run, d in self._drivers.items() if d.round}
+        return {run: conduct for run, conduct in found.items() if conduct != Conduct()}
 
     def cools_off(self, client: str, *, private: bool) -> bool:
         """Whether a run may not draw a client now; see `RoundsContext.cools_off`."""

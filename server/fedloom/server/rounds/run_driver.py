@@ -349,6 +349,7 @@ class RunDriver:
         if not round_.engine.continues:
             self.round = None
         self._changed()
+        self.position.remember(outcome.sessions)
         if outcome.model is None:
             self.feed(engine.RoundAbandoned(outcome.reason, fault=outcome.fault))
             return

@@ -1,7 +1,7 @@
 """The position of a run: the model, state and client history from which its next round starts.
 
-Invariants: it changes only when a round is committed or the run is rolled back; the history of
-clients follows from the ledger alone, so it is the same after a restart.
+Invariants: it changes only when a round ends or the run is rolled back; the history of clients and
+their conduct follow from the ledger alone, so they are the same after a restart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,9 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.task_description import FileRef
 from fedloom.protocol.updates.header import header_limit_bytes
-from fedloom.server.engine import BestModel, RoundKind, Select
-from fedloom.server.ledger import Ledger, Point
+from fedloom.server.engine import BestModel, RoundKind, Select, drawn_last
+from fedloom.server.engine.conduct import ROUNDS, PastSession, conduct
+from fedloom.server.ledger import ABANDONED, COMMITTED, Ledger, Point
 from fedloom.server.ledger.rows import CountedRoundRow, RunRow
 from fedloom.server.planning import best as best_models
 from fedloom.server.planning import limits as run_sums
@@ -53,6 +54,7 @@ class Position:
         self._goals: tuple[int, int] | None = (row.goals[0], row.goals[1]) if row.goals else None
         self._history = History()
         self._participations = Participations()
+        self._sessions: list[PastSession] = []
         self.best = best_models.first_best(self.spec)
         self.header_limit_bytes = header_limit_bytes(manifest, len(self._limits.groups))
 
@@ -69,6 +71,10 @@ class Position:
                 await context.in_ledger(context.ledger.observations, self._run),
                 policy,
             )
+        if self._judges:
+            before = max((r.number for r in rounds if r.state in _OVER), default=0) + 1
+            past = context.ledger.past_sessions
+            self._sessions = await context.in_ledger(past, self._run, before - ROUNDS, before)
         settings = self.spec.build_privacy()
         if settings is None or not settings.correlated:
             return
@@ -107,6 +113,7 @@ class Position:
             messages=messages,
             goals=self._goals,
             best=self.best,
+            conduct=conduct(self._sessions, number),
         )
 
     def _clip(self) -> float | None:
@@ -119,7 +126,25 @@ class Position:
 
     def select(self, plan: RoundPlan) -> Select:
         """The draw of a round's cohort."""
-        return self.spec.select(plan.number, plan.kind, self._history, plan.stream)
+        draw = self.spec.select(plan.number, plan.kind, self._history, plan.stream)
+        for last in filter(None, (plan.conduct.dropped, plan.conduct.marked)):
+            draw = drawn_last(draw, last)
+        return draw
+
+    @property
+    def _judges(self) -> bool:
+        """Whether the conduct of clients in sessions decides who is drawn.
+
+        Not in private runs: their claims assume that all clients are drawn alike.
+        """
+        return self.spec.masking is not None and not self.spec.privacy
+
+    def remember(self, sessions: Sequence[PastSession]) -> None:
+        """Judge clients by the sessions of a round that has ended, too."""
+        if sessions and self._judges:
+            since = sessions[0].round - ROUNDS
+            kept = (each for each in self._sessions if each.round > since)
+            self._sessions = [*kept, *sessions]
 
     def move(self, outcome: Outcome) -> None:
         """Continue from a committed round."""
@@ -165,6 +190,9 @@ class Position:
                 f"{aggregation.name} needs so many updates, got {quorum}."
             )
         self._goals = (goal, quorum)
+
+
+_OVER = (COMMITTED, ABANDONED)
 
 
 def counts(row: CountedRoundRow) -> bool:

@@ -4,12 +4,15 @@ Invariant: nothing here reads the content of a message.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import IntegrityError
-from fedloom.server.ledger.masking.sessions import MaskingSessions
+from fedloom.server.engine import SessionState
+from fedloom.server.engine.conduct import PastSession
+from fedloom.server.engine.masking import THRESHOLD
+from fedloom.server.ledger.masking.sessions import BODY, SHARES, MaskingSessions
 from fedloom.server.ledger.rows import MaskingSessionRow
 from fedloom.server.ledger.tables import masking_blames, masking_messages, masking_sessions
 
@@ -84,3 +87,44 @@ class MaskingBlames(MaskingSessions):
             )
             for row, found in zip(rows, self.sessions(run, number), strict=True)
         ]
+
+    def past_sessions(self, run: str, first: int, before: int) -> list[PastSession]:
+        """The sessions that are over of the rounds `first` to `before` - 1, in order."""
+        column, blame, message = masking_sessions.c, masking_blames.c, masking_messages.c
+        over = [state.value for state in SessionState if state.is_over]
+        query = sa.select(masking_sessions).filter_by(run=run).where(column.state.in_(over))
+        query = query.where(column.round >= first, column.round < before)
+        marks = sa.select(blame.round, blame.session).filter_by(run=run, cause=IMPLAUSIBLE)
+        senders = sa.select(message.client).filter_by(run=run)
+        with self._engine.connect() as connection:
+            rows = list(connection.execute(query.order_by(column.round, column.session)).mappings())
+            marked = {tuple(at) for at in connection.execute(marks.distinct())}
+
+            def sent(row: sa.RowMapping, phase: str) -> set[str]:
+                its = senders.filter_by(round=row["round"], session=row["session"], phase=phase)
+                return set(connection.execute(its).scalars())
+
+            return [
+                PastSession(
+                    round=row["round"],
+                    masked=frozenset(row["masked"] or ()),
+                    dropped=_dropped(row, sent),
+                    summed=spoiled or row["state"] == SessionState.DONE.value,
+                    implausible=spoiled,
+                )
+                for row in rows
+                for spoiled in ((row["round"], row["session"]) in marked,)
+            ]
+
+
+def _dropped(row: sa.RowMapping, sent: Callable[[sa.RowMapping, str], set[str]]) -> frozenset[str]:
+    """The members without whose shares or body a session went on, or was given up.
+
+    Nobody has dropped out of a phase that ended for another reason, such as an operator's command.
+    """
+    members, vain = frozenset(row["members"]), row["reason"].startswith(THRESHOLD)
+    if row["masked"] is not None:
+        return members.difference(row["masked"])
+    if row["shared"] is None:
+        return members - sent(row, SHARES) if vain else frozenset()
+    return members - (sent(row, BODY) if vain else frozenset(row["shared"]))

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -338,7 +339,7 @@ class MaskedRoundDriver(RoundDriver):
     async def _perform_other(self, effect: effects.RoundEffect) -> Outcome | None:
         outcome = await super()._perform(effect)
         if outcome is not None and outcome.model is not None:
-            await self._forget()
+            return await self._over(outcome)
         return outcome
 
     async def _begin_sessions(self, rosters: Sequence[tuple[str, tuple[str, ...]]]) -> None:
@@ -470,9 +471,7 @@ class MaskedRoundDriver(RoundDriver):
         with suppress(TimeoutError):
             async with asyncio.timeout(min(self.engine.config.phase_s, CLOSING_S)):
                 await self._wait_for_closings()
-        outcome = await super()._abandon(reason, fault=fault, cause=cause)
-        await self._forget()
-        return outcome
+        return await self._over(await super()._abandon(reason, fault=fault, cause=cause))
 
     async def _wait_for_closings(self) -> None:
         """Wait for the proofs with which members may mask their updates again in the next round."""
@@ -488,9 +487,12 @@ class MaskedRoundDriver(RoundDriver):
         can = {c for c in session.members - session.signed - closed if get(c) is not None}
         return len(closed) < session.threshold <= len(closed) + len(can)
 
-    async def _forget(self) -> None:
-        """Delete the messages that are left: only digests stay."""
-        await self._context.in_ledger(self._context.ledger.forget_sessions, *self.plan.key)
+    async def _over(self, outcome: Outcome) -> Outcome:
+        """Delete the messages that are left: only digests stay. Read who did what."""
+        ledger, (run, number) = self._context.ledger, self.plan.key
+        await self._context.in_ledger(ledger.forget_sessions, run, number)
+        sessions = await self._context.in_ledger(ledger.past_sessions, run, number, number + 1)
+        return replace(outcome, sessions=sessions)
 
     # ---- files -------------------------------------------------------------------------------
 
