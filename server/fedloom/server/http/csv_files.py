@@ -108,7 +108,10 @@ def as_csv(rows: Iterable[Sequence[Any]]) -> str:
 
 def _cell(value: Any) -> Any:
     """A value as text or number; a text that begins like a formula gets an apostrophe."""
-    if value is None or isinstance(value, bool | int | float):
-        return {True: "true", False: "false"}.get(value, value) if type(value) is bool else value
+    kind = type(value)
+    if kind is float or kind is int or value is None:
+        return value
+    if kind is bool:
+        return "true" if value else "false"
     text = value if isinstance(value, str) else json.dumps(value)
     return f"'{text}" if _FORMULA.match(text) else text

@@ -82,7 +82,7 @@ class Populations(Store):
 
 
 def _names(connection: sa.Connection, query: sa.Select[Any]) -> frozenset[str]:
-    return frozenset(name for (name,) in connection.execute(query))
+    return frozenset(connection.execute(query).scalars().all())
 
 
 def _with_label(label: str, *, own: bool = False) -> sa.Select[tuple[str]]:
