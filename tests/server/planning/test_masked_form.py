@@ -77,7 +77,7 @@ def test_the_sum_of_bodies_is_the_sum_of_the_updates(case):
     assert all(np.array_equal(arrays[name], expected[name]) for name in arrays)
     words = form.word_sums(body)
     assert words["training.examples"] == 9
-    assert form.implausible(got, words, 3, 3) == ""
+    assert form.implausible_words(words, 3, 3) == form.implausible(got, words, 3) == ""
     assert {group for group, _ in form.specs} > {DELTA} or case == "mean"
 
 
@@ -96,7 +96,8 @@ def test_an_evaluation_has_words_alone():
     body = write_body(form.layout, [], list(form.words.of(0.0, {"evaluation": (4, {})}).values()))
     words = form.word_sums(body)
     assert words["evaluation.examples"] == 4
-    assert form.implausible(form.total(body, 1), words, 1, 3) == ""
+    assert form.implausible_words(words, 1, 3) == ""
+    assert form.implausible(form.total(body, 1), words, 3) == ""
 
 
 @pytest.mark.parametrize(
@@ -110,12 +111,22 @@ def test_an_evaluation_has_words_alone():
 def test_words_that_no_members_sent_are_implausible(change, reason):
     """What a mask that was not taken off leaves."""
     form = MaskedForm.of(plan("mean"))
-    total, body = added(form, "mean", 5)
-    assert reason in form.implausible(total, form.word_sums(body) | change, 3, 3)
+    _, body = added(form, "mean", 5)
+    assert reason in form.implausible_words(form.word_sums(body) | change, 3, 3)
+
+
+@pytest.mark.parametrize("weight", [0, -1, 1 << 62, 3 * 64 * 2**20 + 1])
+def test_a_sum_of_weights_that_no_members_have_is_implausible(weight):
+    """It is found before the sum is computed, which has no such weights."""
+    form = MaskedForm.of(plan("fednova"))
+    _, body = added(form, "fednova", 5)
+    words = form.word_sums(body)
+    assert form.implausible_words(words, 3, 3) == ""
+    assert "weights that sum to" in form.implausible_words(words | {"weight": weight}, 3, 3)
 
 
 def test_a_value_beyond_the_limits_is_implausible():
     form = MaskedForm.of(plan("mean"))
     _, body = added(form, "mean", 5)
     body[3] ^= 0x40
-    assert "a sum of" in form.implausible(form.total(body, 3), form.word_sums(body), 3, 3)
+    assert "a sum of" in form.implausible(form.total(body, 3), form.word_sums(body), 3)
