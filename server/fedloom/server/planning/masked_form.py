@@ -3,12 +3,16 @@
 Server and devices order the values alike: the tensors that updates cover, by group, then by name.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.masking.body import BodyLayout, Bytes, read_values, read_words
+from fedloom.protocol.masking.encoding import Slices, width_class
 from fedloom.protocol.task_words import words_of
+from fedloom.protocol.updates.masked_parts import from_parts, narrowed
+from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.planning import limits
 from fedloom.server.planning.masking import sum_limits
 from fedloom.server.planning.round_plan import RoundPlan, task_of
@@ -31,9 +35,11 @@ class MaskedForm:
     """The form of the bodies of a round.
 
     Attributes:
-        specs: the tensors that updates cover, in the order of a body; none in an evaluation round.
+        specs: what updates cover of the tensors, in the order of a body; none in an evaluation
+            round.
+        slices: of the tensors that updates cover in part.
         empty: a sum of the round without updates.
-        layout: of a body.
+        sum_bits: of a masked value.
         words: of a body.
         grid: of the sums.
         max_norm: of an update; None for any.
@@ -41,8 +47,9 @@ class MaskedForm:
     """
 
     specs: Mapping[Key, TensorSpec]
+    slices: Slices
     empty: Partial
-    layout: BodyLayout
+    sum_bits: int
     words: MaskedWords
     grid: Grid
     max_norm: float | None
@@ -59,17 +66,44 @@ class MaskedForm:
         specs = dict(sorted(empty.specs.items())) if task.train else {}
         return cls(
             specs=specs,
+            slices={},
             empty=empty,
-            layout=BodyLayout(
-                sum_bits=masking.sum_bits,
-                num_values=sum(each.size for each in specs.values()),
-                num_words=len(words.names),
-            ),
+            sum_bits=masking.sum_bits,
             words=words,
             grid=grid,
             max_norm=plan.limits.max_norm,
             noise=spec.session_noise() if task.train else None,
         )
+
+    @property
+    def layout(self) -> BodyLayout:
+        """Of a body."""
+        return BodyLayout(
+            sum_bits=self.sum_bits,
+            num_values=sum(each.size for each in self.specs.values()),
+            num_words=len(self.words.names),
+        )
+
+    def covering(self, parts: Sequence[fleet_pb2.Part], coverage: str) -> "MaskedForm":
+        """Return the form of the bodies of a session.
+
+        Args:
+            parts: of the header of a member's body.
+            coverage: the class of the session; empty without widths.
+
+        Raises:
+            Refusal: the parts are not those of the class, or not of this model.
+        """
+        slices = from_parts(parts)
+        width, _, _ = coverage.partition(":")
+        stated = width_class(float(width), slices) if coverage else ""
+        if stated != coverage or (slices and not coverage):
+            raise Refusal(
+                Code.MASKING_REFUSED,
+                "Expected a masked update with the slices of its session's class "
+                f"{coverage or 'of whole models'}, got {len(slices)} others.",
+            )
+        return replace(self, specs=narrowed(self.specs, slices), slices=slices)
 
     def word_sums(self, body: Bytes) -> dict[str, int]:
         """The sums of the words in a body, by name."""
@@ -81,7 +115,7 @@ class MaskedForm:
         units = self._units(self.word_sums(body), members)
         for key, spec in self.specs.items():
             sums = read_values(layout, body, start, start + spec.size)
-            total.add_sums(key, Full(), units, sums)
+            total.add_sums(key, self.slices.get(key, Full()), units, sums)
             start += spec.size
         total.count = members if self.specs else 0
         return total
