@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedloom.server.engine import SessionState
+from support import masked_widths
 from support.masked_devices import BODY, Device
 from support.masked_processes import RUN, KilledServer
 from support.masked_sums import MASKED, OVER_SESSIONS, ZEROS, mean_of, median_of, update
@@ -24,19 +25,20 @@ def patient(run):
 SETTINGS = patient(MASKED)
 
 
-def played(tmp_path, place, *, drops=False, settings=SETTINGS):
+def played(tmp_path, place, *, drops=False, settings=SETTINGS, devices=None):
     """A round of all devices whose server dies at a place; one of them may drop out."""
 
     async def play():
         server = KilledServer(tmp_path)
         count, masking = settings["cohort"]["goal"], dict(settings["masking"])
-        devices = [Device(server, f"d{i}", update(i)) for i in range(count)]
+        made = devices or (lambda s: [Device(s, f"d{i}", update(i)) for i in range(count)])
+        found = made(server)
         if drops:
-            devices[0].stops = BODY
+            found[0].stops = BODY
             masking["upload_s"] = 3.0
         server.submit(ZEROS, **settings | {"masking": masking})
         await asyncio.to_thread(server.start, place)
-        for device in devices:
+        for device in found:
             device.start()
         try:
             until = time.monotonic() + 2 * PATIENCE_S
@@ -45,23 +47,26 @@ def played(tmp_path, place, *, drops=False, settings=SETTINGS):
                 await asyncio.to_thread(server.look)
                 await asyncio.sleep(0.05)
         finally:
-            for device in devices:
+            for device in found:
                 await device.stop()
             server.end()
-        return server, devices
+        return server, found
 
     return asyncio.run(play())
 
 
-def check(server, counted):
+def check(server, counted, mean=None):
     row, model = server.result()
     assert row.state == "finished", row.reason
     assert server.kills == 1
     ledger = server.ledger()
     sessions = ledger.sessions(RUN, 1)
-    wanted = mean_of(counted, counted[0].task.masking.exponent)
-    if len(sessions) > 1:
+    if mean is not None:
+        wanted = mean(counted)
+    elif len(sessions) > 1:
         wanted = median_of(counted, sessions)
+    else:
+        wanted = mean_of(counted, counted[0].task.masking.exponent)
     for name in ZEROS:
         assert model[name].tobytes() == wanted[name].tobytes(), name
     accepted = {update.client for update in ledger.accepted(RUN, 1)}
@@ -107,6 +112,29 @@ def test_a_killed_server_continues_a_masked_round_to_the_same_bits(tmp_path, pla
 def test_a_killed_server_compares_the_same_sessions(tmp_path, place):
     """Three sessions of four: the sum of each stays apart, whichever of them were done."""
     check(*played(tmp_path, place, settings=patient(OVER_SESSIONS)))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "masking.opened",
+        *(f"masking.moved:{n}" for n in (2, 4, 7, 9)),  # of both widths
+        "upload.synced:5",
+        *(f"masking.unmasked:{n}" for n in (1, 2)),
+        "round.closing",
+    ],
+)
+@pytest.mark.long
+def test_a_killed_server_continues_the_sessions_of_each_width(tmp_path, place):
+    """What a session covers is in its class, and in the headers of its bodies."""
+    members = masked_widths.names(4, 4)
+    settings = patient(masked_widths.RUN)
+    server, devices = played(
+        tmp_path, place, settings=settings, devices=lambda s: [
+            masked_widths.device(s, name) for name in members
+        ],
+    )  # fmt: skip
+    check(server, devices, mean=masked_widths.mean_of)
 
 
 @pytest.mark.long

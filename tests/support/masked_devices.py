@@ -22,8 +22,10 @@ from fedloom.protocol.task_words import words_of
 from fedloom.protocol.transport import methods
 from fedloom.protocol.trust.identity import key_from_pem, peer_from_pem
 from fedloom.protocol.trust.signing import NONCE_BYTES
+from fedloom.protocol.updates.masked_parts import to_parts
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
+from fedloom.strategies import Slice
 from support import federation as wire
 
 READY, SHARES, BODY, AGREEMENT, REVEAL, CLOSING = (
@@ -51,6 +53,7 @@ class Device:
         name: of the device; it is enrolled.
         update: tensor → the difference that it sends.
         weight: of its update, and its number of examples.
+        slices: tensor → the ranges that the difference covers; the others are whole.
 
     Attributes:
         said: the messages that it sent, in order.
@@ -59,8 +62,9 @@ class Device:
         refusals: why its member refused a step.
     """
 
-    def __init__(self, federation, name, update, *, weight=1, identity=None):
+    def __init__(self, federation, name, update, *, weight=1, identity=None, slices=None):
         self.federation, self.name, self.update, self.weight = federation, name, update, weight
+        self.slices = {("delta", tensor): Slice(each) for tensor, each in (slices or {}).items()}
         self.identity = identity or federation.enrol(name)
         self.stops, self.twists = None, {}
         self.said, self.told, self.answers, self.refusals = [], [], [], []
@@ -143,15 +147,20 @@ class Device:
     def new_member(self):
         """A member with fresh secrets."""
         terms = masking.terms_of(self.task, self.federation.authority.federation)
-        key = key_from_pem(self.identity.key_pem)
+        key, width = key_from_pem(self.identity.key_pem), terms.width(self.name)
         return masking.Member(
             terms,
             name=self.name,
             serial=peer_from_pem(self.identity.chain_pem).serial,
             sign=masking.signer(key),
+            coverage="" if width is None else self.coverage(width),
             floors=masking.MaskingFloors(min_group=3),
             chain=self.identity.chain_pem,
         )
+
+    def coverage(self, width):
+        """The class that it states."""
+        return masking.width_class(width, self.slices)
 
     async def say(self, kind, content):
         """Send a message of its session, unless it stopped before."""
@@ -224,6 +233,7 @@ class Device:
         self.header = self.header or fleet_pb2.UpdateHeader(
             task=self.task.key, client=self.name, model_digest=self.task.model.digest,
             size_bytes=len(raw), crc32c=crc32c(raw), masking_session=self.member.roster.sid,
+            parts=to_parts(self.slices) if self.task.kind == fleet_pb2.TASK_KIND_TRAIN else (),
         )  # fmt: skip
         header = self.twists.get("header", lambda h: h)(self.header)
         raw = self.twists.get(BODY, lambda b: b)(raw)

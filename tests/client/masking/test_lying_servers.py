@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from fedloom.client import SliceOf
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol import masking
 from fedloom.protocol.errors import Code, Refusal
@@ -22,9 +23,10 @@ from fedloom.protocol.trust.identity import (
 from fedloom.protocol.trust.signed_bytes import to_sign
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.pki.authority import Authority
+from fedloom.strategies import Slice
 from support.agents import Adder
 from support.masked_fleet import play
-from support.masking_server import POLICY, RUN, PlayedRound, expected, masked_task
+from support.masking_server import PARAMS, POLICY, RUN, PlayedRound, expected, masked_task
 from support.patience import PATIENCE_S
 
 
@@ -89,7 +91,7 @@ def private_with_steps(task):
         (lambda t: t.masking.metrics.update({"loss": float("nan")}), "bounds of metrics"),
         (lambda t: t.ClearField("limits"), "limits"),
         (lambda t: setattr(t.train, "tensor_share", 0.5), "whole updates"),
-        (lambda t: t.train.widths.append(0.5), "whole updates"),
+        (lambda t: t.train.widths.append(1.5), "widths above 0 and at most 1"),
         (lambda t: setattr(t.compression, "codec", "int8"), "compression"),
         (lambda t: private(t, fleet_pb2.WEIGHTING_EXAMPLES), "weights by examples"),
         (lambda t: private(t, count_within=True), "within_clip"),
@@ -352,34 +354,94 @@ def test_a_certified_member_that_lies_is_refused(tmp_path, lies, words):
         played, victim = fleet.round(), "client-0"
         await played.offer()
         await played.ready()
-        key = generate_key()
-        issued = fleet.server.authority.issue_client(
-            build_csr(key), "sybil", 3600.0, datetime.now(UTC)
-        )
-        secrets = MemberSecrets()
-        fields = {
-            "pid": played.terms.pid,
-            "name": "sybil",
-            "serial": issued[1].serial,
-            "coverage": "",
-            "channel_key": secrets.channel.public_key().public_bytes_raw(),
-            "pair_key": pair_private(secrets.pair_seed, played.terms.pid)
-            .public_key()
-            .public_bytes_raw(),
-            "self_commitment": bytes(32),
-            "nonce": bytes(32),
-            "chain": issued[0],
-        }
-        lies(played, fields)
-        advert = masking.Advert(**fields)
-        sign = masking.signer(key)
-        advert = replace(advert, signature=sign(to_sign("secagg.ready", advert.digest())))
-        listed = played.listed([*played.adverts.values(), advert])
-        await played.step(victim, ready_list=listed)
+        sybil = advert_of_a_sybil(fleet, played, lies)
+        await played.step(victim, ready_list=played.listed([*played.adverts.values(), sybil]))
         await fleet.noted(victim, "refused", words)
         nothing_left(fleet)
 
     play(tmp_path, scenario)
+
+
+def advert_of_a_sybil(fleet, played, lies):
+    """The advert of a device of the server's own."""
+    key = generate_key()
+    chain, peer = fleet.server.authority.issue_client(
+        build_csr(key), "sybil", 3600.0, datetime.now(UTC)
+    )
+    secrets = MemberSecrets()
+    pair = pair_private(secrets.pair_seed, played.terms.pid)
+    fields = {
+        "pid": played.terms.pid,
+        "name": "sybil",
+        "serial": peer.serial,
+        "coverage": "",
+        "channel_key": secrets.channel.public_key().public_bytes_raw(),
+        "pair_key": pair.public_key().public_bytes_raw(),
+        "self_commitment": bytes(32),
+        "nonce": bytes(32),
+        "chain": chain,
+    }
+    lies(played, fields)
+    advert = masking.Advert(**fields)
+    return replace(advert, signature=masking.signer(key)(to_sign("secagg.ready", advert.digest())))
+
+
+def with_widths(fleet, *widths):
+    """A round whose devices train narrow models."""
+    played = fleet.round()
+    played.task.train.widths.extend(widths)
+    played.terms = masking.terms_of(played.task, "tests")
+    return played
+
+
+@pytest.mark.parametrize("widths", [(0.5, 1.0), (1.0, 0.5)])
+def test_a_member_of_another_width_that_states_this_ones_class_is_refused(tmp_path, widths):
+    """A server that chose who has which class could put its own devices into any session."""
+
+    async def scenario(fleet):
+        played = with_widths(fleet, *widths)
+        width = played.terms.width
+        victim = next(name for name in fleet.names if width(name) != width("sybil"))
+        await played.offer()
+        await played.ready()
+        stated = {"coverage": played.adverts[victim].coverage}
+        sybil = advert_of_a_sybil(fleet, played, lambda _, fields: fields.update(stated))
+        await played.step(victim, ready_list=played.listed([played.adverts[victim], sybil]))
+        await fleet.noted(victim, "refused", "as the name sybil has it")
+        nothing_left(fleet)
+
+    play(tmp_path, scenario)
+
+
+class Halves(Adder):
+    """Trains the first rows of each tensor."""
+
+    def train(self, params, task):
+        new, examples, metrics = super().train(params, task)
+        cut = {name: SliceOf(a[:1], _first_row(a)) for name, a in new.items()}
+        return cut, examples, metrics
+
+
+def _first_row(array):
+    return ((0, 1), *((0, extent) for extent in array.shape[1:]))
+
+
+def test_a_narrow_device_states_its_slices_and_one_of_the_whole_width_sends_none(tmp_path):
+    """A device whose width is 1 has no part of a model to send."""
+
+    async def scenario(fleet):
+        played = with_widths(fleet, 0.5, 1.0)
+        narrow = [name for name in fleet.names if played.terms.width(name) < 1]
+        assert 0 < len(narrow) < len(fleet.names)
+        await played.offer()
+        await played.ready(*narrow)
+        slices = {("delta", n): Slice(_first_row(a)) for n, a in PARAMS.items()}
+        wanted = masking.width_class(0.5, slices)
+        assert {advert.coverage for advert in played.adverts.values()} == {wanted}
+        for name in set(fleet.names) - set(narrow):
+            assert (await fleet.server.hears(name, "task_failed")).reason == "unfit"
+
+    play(tmp_path, scenario, clients={f"client-{i}": Halves(0.25 + i / 8, i + 1) for i in range(4)})
 
 
 def test_one_certified_key_under_several_names_is_refused(tmp_path):

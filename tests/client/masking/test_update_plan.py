@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedloom.client.masking.update_plan import UnfitUpdateError, check_fit, integers, plan_of
+from fedloom.client.masking.update_plan import UnfitUpdateError, fitted, integers, plan_of
 from fedloom.protocol import masking
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.task_description import FileRef, TaskDescription, TaskMasking, UpdateBounds
-from fedloom.protocol.tensors.container import write_file
+from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.updates.addends import add_update, rounding_draws
 from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies import Full, Partial, weight_units
+from fedloom.strategies import Full, Partial, Slice, weight_units
 from fedloom.strategies.client_rules import Plain
 from fedloom.strategies.local_training import RoundSettings
 
@@ -56,9 +56,12 @@ def manifest(tmp_path):
     return read_manifest(tmp_path / "model")
 
 
-def update(tmp_path, manifest, values, weight=3.0):
+def update(tmp_path, manifest, values, weight=3.0, slices=None):
     """An update on the disk, as training writes it."""
-    parts = [TensorPart("delta", name, Full(), each) for name, each in values.items()]
+    slices = {name: Slice(box) for name, box in (slices or {}).items()}
+    parts = [
+        TensorPart("delta", name, slices.get(name, Full()), each) for name, each in values.items()
+    ]
     body = tmp_path / "body"
     described, size, crc = write_body(body, parts, manifest)
     header = fleet_pb2.UpdateHeader(weight=weight, size_bytes=size, crc32c=crc, parts=described)
@@ -77,7 +80,7 @@ def test_a_body_has_the_addends_of_the_round_s_sum(tmp_path, manifest, sum_bits,
     values = trained()
     header, body = update(tmp_path, manifest, values)
     plan = plan_of(asked(sum_bits, exponent), manifest)
-    check_fit(plan, header, body)
+    fitted(plan, header, body)
     found = integers(plan, header, body, 5)
     got = masking.read_values(plan.layout, found, 0, plan.layout.num_values)
     start = 0
@@ -125,7 +128,7 @@ def test_an_unfit_update_is_found_on_the_device(tmp_path, manifest, change, word
     values = {n: np.asarray(each, MODEL[n].dtype) for n, each in change(trained()).items()}
     header, body = update(tmp_path, manifest, values)
     with pytest.raises(UnfitUpdateError, match=words):
-        check_fit(plan_of(asked(), manifest), header, body)
+        fitted(plan_of(asked(), manifest), header, body)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,66 @@ def test_an_unfit_header_is_found_on_the_device(tmp_path, manifest, change, word
     header, body = update(tmp_path, manifest, trained())
     change(header)
     with pytest.raises(UnfitUpdateError, match=words):
-        check_fit(plan_of(asked(weighting="client"), manifest), header, body)
+        fitted(plan_of(asked(weighting="client"), manifest), header, body)
+
+
+BOX = {"z": ((1, 3), (0, 1)), "a.b": ((0, 3),)}
+"""What a narrow client has of `MODEL`; it has all of `a`."""
+
+
+def narrow(values):
+    boxes = {n: tuple(slice(*edges) for edges in box) for n, box in BOX.items()}
+    return {n: each[boxes.get(n, ...)] for n, each in values.items()}
+
+
+@pytest.mark.parametrize(("sum_bits", "exponent"), [(16, 4), (32, 18)])
+def test_a_narrow_body_has_the_addends_of_what_it_covers(tmp_path, manifest, sum_bits, exponent):
+    """Those of an unmasked sum of the same slices, which are where the class says."""
+    header, body = update(tmp_path, manifest, narrow(trained()), slices=BOX)
+    plan = fitted(plan_of(asked(sum_bits, exponent), manifest, 0.5), header, body)
+    assert plan.layout.num_values == 2 + 3 + 1
+    slices = {("delta", name): Slice(box) for name, box in BOX.items()}
+    assert plan.coverage == masking.width_class(0.5, slices)
+    whole = Partial({("delta", n): s for n, s in manifest.specs.items()}, exponent, narrow=True)
+    reader = read_params(body)
+    for number, name in enumerate(header.parts):
+        key = "delta", name.tensor
+        whole.add_array(
+            key, slices.get(key, Full()), weight_units(3.0), reader[header.parts[number].values],
+            draws=rounding_draws(sum_bits, 77, key),
+        )  # fmt: skip
+    wanted = []
+    for name in sorted(MODEL):
+        size, shape = MODEL[name].size, MODEL[name].shape
+        sums = whole.sum_block(("delta", name), 0, size).reshape(shape)
+        wanted += narrow({name: sums})[name].reshape(-1).tolist()
+    found = integers(plan, header, body, 5)
+    assert masking.read_values(plan.layout, found, 0, plan.layout.num_values).tolist() == wanted
+
+
+@pytest.mark.parametrize("width", [None, 1.0])
+def test_a_slice_of_a_whole_width_is_unfit(tmp_path, manifest, width):
+    """Its session would count it in values that it does not have."""
+    header, body = update(tmp_path, manifest, narrow(trained()), slices=BOX)
+    with pytest.raises(UnfitUpdateError, match="whole values of each of the 3 tensors"):
+        fitted(plan_of(asked(), manifest, width), header, body)
+
+
+@pytest.mark.parametrize("missing", MODEL)
+def test_a_narrow_update_has_something_of_each_tensor(tmp_path, manifest, missing):
+    """What it leaves out depends on its data."""
+    values = {n: each for n, each in narrow(trained()).items() if n != missing}
+    header, body = update(tmp_path, manifest, values, slices=BOX)
+    with pytest.raises(UnfitUpdateError, match=f"differ in {missing!r}"):
+        fitted(plan_of(asked(), manifest, 0.5), header, body)
+
+
+def test_an_empty_slice_is_unfit(tmp_path, manifest):
+    """It is no part of a model of any width."""
+    values = narrow(trained()) | {"a.b": np.zeros(0, np.float32)}
+    header, body = update(tmp_path, manifest, values, slices=BOX | {"a.b": ((2, 2),)})
+    with pytest.raises(UnfitUpdateError, match=r"a\.b: Expected a slice with values"):
+        fitted(plan_of(asked(), manifest, 0.5), header, body)
 
 
 def test_a_task_in_clear_has_no_plan(manifest):

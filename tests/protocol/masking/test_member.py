@@ -15,6 +15,7 @@ from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.masking import keys, statements
 from fedloom.protocol.masking.member import MemberPhase
 from fedloom.protocol.trust.signed_bytes import to_sign
+from fedloom.strategies.partial_work import PartialWork
 from support.mask_members import Session, identify, member, private_key, terms
 
 N, T = 7, 5
@@ -148,6 +149,31 @@ LISTS = {
 def test_a_list_that_is_not_what_clients_signed_is_refused(changed, match):
     who, shown = joining(changed)
     refuses(who, match, who.join, shown, identify)
+
+
+HALVES = PartialWork(widths=[1.0, 0.5])
+
+
+def test_a_peer_of_another_width_is_refused_whatever_class_it_states():
+    """Whoever chose its class could fill the session of a width; names of one width are fine."""
+    width = terms(widths=HALVES).width
+    own = "client-00"
+    same, other = (
+        [
+            name
+            for name in (f"client-{i:02}" for i in range(1, 20))
+            if (width(name) == width(own)) is s
+        ]
+        for s in (True, False)
+    )
+    stated = masking.width_class(width(own), {})
+    asked = terms(widths=HALVES)
+    who, *peers = (member(name, asked, coverage=stated) for name in (own, *same[:3]))
+    shown = [each.advert for each in (who, *peers)]
+    assert who.join(shown, identify)
+    who, sybil = (member(name, asked, coverage=stated) for name in (own, other[0]))
+    shown = [who.advert, sybil.advert, *shown[1:]]
+    refuses(who, f"as the name {other[0]} has it", who.join, shown, identify)
 
 
 def test_an_advert_with_the_certificate_of_another_client_is_refused():

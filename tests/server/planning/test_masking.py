@@ -218,14 +218,12 @@ def test_what_is_shown_has_every_number():
 
 
 def test_servers_refuse_masked_runs_that_they_do_not_run():
-    """Without TLS nobody knows who is in a session; widths are not masked over the network yet."""
+    """Without TLS nobody knows who is in a session."""
     masking = parse(RUN).build_masking()
-    planned.check_deployed(None, tls=False, widths=True)
+    planned.check_deployed(None, tls=False)
     planned.check_deployed(masking)
     with pytest.raises(UsageError, match="Expected a server with TLS"):
         planned.check_deployed(masking, tls=False)
-    with pytest.raises(UsageError, match=r"Expected no train\.widths with \[masking\] on a server"):
-        planned.check_deployed(masking, widths=True)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,14 @@ def test_sessions_that_share(door):
     assert (second["session"], second["sent"]) == (1, {"ready": 4})
 
 
+def test_a_session_of_one_width_shows_the_width_alone(tmp_path):
+    """The digest of what its members cover says nothing to people."""
+    rosters = (("0.5:" + 40 * "a", "abcd"), ("1.0:" + 40 * "b", "efgh"))
+    masked_ledger(tmp_path / "state", rosters, spec=parse(MASKED).as_dict()).close()
+    with Door(tmp_path / "state") as door:
+        assert [each["width_class"] for each in sessions(door)] == ["0.5", "1.0"]
+
+
 def test_members_and_what_each_has_sent(door):
     """By name, with times; whether an update counts is open while the session goes on."""
     send(door.ledger, phases.SHARES, "ac")

@@ -11,6 +11,7 @@ from support.deployment import Deployment
 from support.experiments import experiment, population
 
 ROUNDS = 2
+TRAIN = {"epochs": 1, "batch_size": 4, "learning_rate": 0.1}
 MASKING = {"group": 6, "min_group": 3, "phase_s": 30.0, "precision": 0.1}
 FAIR = {"max_abs": 2.0, "weighting": "uniform"}
 CASES = {
@@ -40,10 +41,21 @@ CASES = {
     "evaluation alone": {**FAIR, "masking": MASKING, "evaluate_only": True, "rounds": 1},
     "a head": {
         **FAIR, "masking": MASKING,
-        "train": {"epochs": 1, "batch_size": 4, "learning_rate": 0.1, "only": ["2.*"]},
+        "train": {**TRAIN, "only": ["2.*"]},
+    },
+    "two widths of three": {
+        **FAIR, "masking": MASKING, "train": {**TRAIN, "widths": [1.0, 0.5]},
+    },
+    "two widths of three, weights, 24 bits": {
+        "max_abs": 1.0, "max_weight": 32.0, "masking": {**MASKING, "sum_bits": 24},
+        "train": {**TRAIN, "widths": [0.5, 1.0]},
+    },
+    "one width of too few": {
+        **FAIR, "masking": MASKING, "cohort": {"goal": 6, "quorum": 3, "deadline_s": 3600.0},
+        "train": {**TRAIN, "widths": [1.0, 1.0, 0.75]},
     },
 }  # fmt: skip
-QUICK = "32 bits"
+QUICK = ("32 bits", "two widths of three")
 
 
 MANY = tuple(f"client-{number:03}" for number in range(10))
@@ -103,13 +115,31 @@ def simulated(made):
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=() if c == QUICK else pytest.mark.long) for c in CASES]
+    "case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.long) for c in CASES]
 )
 def test_a_masked_simulation_and_deployment_end_with_the_same_model(case, deployment, runner):
     """Model, states of rounds, numbers of updates, metrics and bytes are the same."""
     made = described(case)
     digest, records = simulated(made)
     check(*runner.run(deployment.play(made)), digest, records)
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+@pytest.mark.parametrize("widths", [[1.0, 0.5], [0.25, 0.75]])
+def test_masked_narrow_devices_end_with_the_model_of_an_unmasked_run(widths, deployment, runner):
+    """Also where no device trains the whole model: some values are covered by none."""
+    models = []
+    for sums in ({"sum_bits": 64}, {"masking": {**MASKING, "sum_bits": 64}}):
+        made = experiment(
+            data=population(held_out=3, sizes=(13, 31, 17, 21, 9, 18)), kernel="resident",
+            cohort={"goal": 6, "quorum": 6, "deadline_s": 3600.0}, rounds=ROUNDS,
+            train={**TRAIN, "widths": widths}, **FAIR, **sums,
+        )  # fmt: skip
+        run, _ = runner.run(deployment.play(made))
+        assert run.state == "finished", run.reason
+        models.append(run.model)
+    assert models[0] == models[1]
 
 
 def check(run, rounds, digest, records):

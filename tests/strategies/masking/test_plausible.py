@@ -6,7 +6,7 @@ import pytest
 from fedloom.strategies.exact.fixed_point import weight_units
 from fedloom.strategies.exact.grid import SUM_BITS, Grid
 from fedloom.strategies.exact.partial import SCALAR, Full, Partial, Slice, TensorSpec
-from fedloom.strategies.masking.plausible import SumLimits, implausible
+from fedloom.strategies.masking.plausible import SumLimits, implausible, implausible_weight
 
 KEY, SIZE, GROUP = ("delta", "w"), 200, 20
 SPECS = {KEY: TensorSpec(shape=(SIZE,), dtype=np.dtype("f4"))}
@@ -68,8 +68,9 @@ def test_one_step_beyond_the_limit_is_found():
 def test_weights_out_of_range_are_found():
     of = grid()
     partial, units = session(of)
-    assert "weights that sum to" in implausible(partial, units * 100, limits(of))
-    assert "weights that sum to" in implausible(partial, 1, limits(of))
+    assert implausible_weight(units, partial.count, limits(of)) == ""
+    assert "weights that sum to" in implausible_weight(units * 100, partial.count, limits(of))
+    assert "weights that sum to" in implausible_weight(1, partial.count, limits(of))
 
 
 def test_members_that_cover_different_coordinates_are_found():

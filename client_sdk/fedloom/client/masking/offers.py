@@ -119,7 +119,7 @@ def _check(offer: fleet_pb2.Task, client: str, federation: str) -> None:
         ),
         ("limits", lambda: offer.HasField("limits"), "none"),
         ("no compression", lambda: not offer.compression.codec, offer.compression.codec),
-        ("whole updates", lambda: not train.tensor_share and not train.widths, "a share of them"),
+        ("whole updates", lambda: not train.tensor_share, "a share of them"),
         (
             "the seed that follows from masking.run_seed and this client's name",
             lambda: offer.seed == task_seed(masking.run_seed, offer.key.round, client),

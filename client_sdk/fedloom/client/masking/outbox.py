@@ -17,9 +17,10 @@ from google.protobuf.message import DecodeError
 
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.atomic_files import write_whole
-from fedloom.protocol.masking import terms_of
+from fedloom.protocol.masking import Slices, terms_of
 from fedloom.protocol.masking.body import Bytes
 from fedloom.protocol.trust.private_files import private_opener, sync_directory
+from fedloom.protocol.updates.masked_parts import to_parts
 from fedloom.protocol.v1 import fleet_pb2
 
 _CORE: Final = "core"
@@ -65,7 +66,7 @@ class MaskedOutbox:
         return path.exists() and path.read_bytes() == _core(offer)
 
     def store(
-        self, offer: fleet_pb2.Task, client: str, body: Bytes, session: bytes
+        self, offer: fleet_pb2.Task, client: str, body: Bytes, session: bytes, slices: Slices
     ) -> fleet_pb2.UpdateHeader:
         """Write the masked body and the header of its upload, durably.
 
@@ -74,6 +75,7 @@ class MaskedOutbox:
             client: this client's name.
             body: masked.
             session: its id.
+            slices: that it covers.
         """
         with open(self.body, "wb", opener=private_opener) as file:
             file.write(body.data)
@@ -86,6 +88,7 @@ class MaskedOutbox:
             size_bytes=len(body),
             crc32c=crc32c(body.data),
             masking_session=session,
+            parts=to_parts(slices),
         )
         write_whole(self._path(_HEADER), header.SerializeToString(), sync=True, mode=0o600)
         sync_directory(self.body.parent)

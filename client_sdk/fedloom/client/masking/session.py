@@ -254,7 +254,7 @@ class MaskedSession:
         assert roster is not None
         body = integers(self._plan, self._header, outbox.plain, roster.size)
         member.mask(body, self._plan.layout)
-        header = outbox.store(self._offer, self._header.client, body, roster.sid)
+        header = outbox.store(self._offer, self._header.client, body, roster.sid, self._plan.slices)
         reports = (self._header.training, self._header.evaluation)
         measured = {name for each in reports for name in each.values}
         text, facts = masked_account(

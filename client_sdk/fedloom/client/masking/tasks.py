@@ -9,13 +9,13 @@ from fedloom.client.masking.outbox import MaskedOutbox
 from fedloom.client.masking.ready_list import ReadyListFile
 from fedloom.client.masking.record import MaskedRecord, MaskedUpdate
 from fedloom.client.masking.session import Ending, MaskedSession, SessionLine
-from fedloom.client.masking.update_plan import check_fit, plan_of
+from fedloom.client.masking.update_plan import UpdatePlan, fitted, plan_of
 from fedloom.client.network import transfer
 from fedloom.client.network.connection import Connection
 from fedloom.client.owner.policy import Policy
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.manifest import read_manifest
-from fedloom.protocol.masking import Member, signer, terms_of
+from fedloom.protocol.masking import Member, RoundTerms, signer, terms_of
 from fedloom.protocol.masking.certificates import ChainVerifier
 from fedloom.protocol.task_message import from_message
 from fedloom.protocol.trust import identity
@@ -68,10 +68,12 @@ class MaskedTasks:
         """
         key, update = _key(offer.key), MaskedUpdate.of(offer, self._federation)
         model = self._store.model_path(offer.model.digest)
-        plan = plan_of(from_message(offer), await asyncio.to_thread(read_manifest, model))
+        terms = terms_of(offer, update.federation)
+        manifest = await asyncio.to_thread(read_manifest, model)
+        plan = plan_of(from_message(offer), manifest, terms.width(self._connection.name))
         plain = MaskedOutbox(self._store, offer.key).plain
-        await asyncio.to_thread(check_fit, plan, header, plain)
-        member = await asyncio.to_thread(self._member, offer, update, policy)
+        plan = await asyncio.to_thread(fitted, plan, header, plain)
+        member = await asyncio.to_thread(self._member, terms, plan, update, policy)
         session = MaskedSession(
             member,
             offer,
@@ -142,14 +144,17 @@ class MaskedTasks:
         assert trust is not None, "masked tasks are declined without TLS"
         return trust.federation
 
-    def _member(self, offer: fleet_pb2.Task, update: MaskedUpdate, policy: Policy) -> Member:
+    def _member(
+        self, terms: RoundTerms, plan: UpdatePlan, update: MaskedUpdate, policy: Policy
+    ) -> Member:
         """A member with fresh secrets, whose try is on the disk."""
         pem, _ = self._store.identity()
         return Member(
-            terms_of(offer, update.federation),
+            terms,
             name=self._connection.name,
             serial=identity.peer_from_pem(pem).serial,
             sign=signer(identity.key_from_pem(pem)),
+            coverage=plan.coverage,
             floors=floors_of(policy.masking),
             last_attempt=self._record.begin(update),
             chain=identity.chain_pem(pem),

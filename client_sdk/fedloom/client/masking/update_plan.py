@@ -6,7 +6,7 @@ reports `unfit` alone: which check failed, and by how much, would tell about the
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,13 +15,14 @@ import numpy as np
 from fedloom.client.update.clip_and_noise import Guard
 from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.masking import BodyLayout, write_body
+from fedloom.protocol.masking import BodyLayout, Slices, width_class, write_body
 from fedloom.protocol.masking.body import Bytes
 from fedloom.protocol.task_description import TaskDescription, TaskMasking
 from fedloom.protocol.task_words import words_of
 from fedloom.protocol.updates.addends import masked_addends
 from fedloom.protocol.updates.body import BodyChecker
 from fedloom.protocol.updates.header import PlannedPart, check_header
+from fedloom.protocol.updates.masked_parts import narrowed
 from fedloom.protocol.updates.message import Limits
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import Adapters
@@ -48,9 +49,10 @@ class UpdatePlan:
         seed: of the task.
         manifest: of the model.
         limits: of the run.
-        specs: tensors and scalars of the sum; every update has all of them.
+        specs: tensors and scalars of an update, each with the shape that it covers.
+        width: that this client's name draws; None: every update has all of all tensors.
+        slices: of the tensors that an update covers in part.
         words: after them.
-        layout: of the body.
         guard: of the run's privacy; None for none.
         round: its number.
     """
@@ -60,14 +62,34 @@ class UpdatePlan:
     manifest: Manifest
     limits: Limits
     specs: Mapping[Key, TensorSpec]
+    width: float | None
+    slices: Slices
     words: MaskedWords
-    layout: BodyLayout
     guard: Guard | None
     round: int
 
+    @property
+    def layout(self) -> BodyLayout:
+        """Of the body."""
+        return BodyLayout(
+            sum_bits=self.masking.sum_bits,
+            num_values=sum(spec.size for spec in self.specs.values()),
+            num_words=len(self.words.names),
+        )
 
-def plan_of(asked: TaskDescription, manifest: Manifest) -> UpdatePlan:
-    """Return the plan of a masked task.
+    @property
+    def coverage(self) -> str:
+        """The class of the update."""
+        return "" if self.width is None else width_class(self.width, self.slices)
+
+
+def plan_of(asked: TaskDescription, manifest: Manifest, width: float | None = None) -> UpdatePlan:
+    """Return the plan of a masked task whose update covers whole tensors.
+
+    Args:
+        asked: the task.
+        manifest: of the model.
+        width: that this client's name draws, `RoundTerms.width`.
 
     Raises:
         UsageError: the task does not fit the model.
@@ -84,20 +106,15 @@ def plan_of(asked: TaskDescription, manifest: Manifest) -> UpdatePlan:
     tensors = {(group, name): manifest.specs[name] for group in limits.groups for name in sent}
     scalars = {(SCALAR, name): _SCALAR_SPEC for name in limits.scalars}
     specs = tensors | scalars if asked.train else {}
-    words = words_of(asked)
-    layout = BodyLayout(
-        sum_bits=masking.sum_bits,
-        num_values=sum(spec.size for spec in specs.values()),
-        num_words=len(words.names),
-    )
     return UpdatePlan(
         masking=masking,
         seed=asked.seed,
         manifest=manifest,
         limits=limits,
         specs=specs,
-        words=words,
-        layout=layout,
+        width=width,
+        slices={},
+        words=words_of(asked),
         guard=Guard.of(asked.privacy if asked.train else None),
         round=asked.round,
     )
@@ -128,15 +145,24 @@ def _limits(asked: TaskDescription, manifest: Manifest) -> Limits:
     )
 
 
-def check_fit(plan: UpdatePlan, header: fleet_pb2.UpdateHeader, body: Path) -> None:
+def fitted(plan: UpdatePlan, header: fleet_pb2.UpdateHeader, body: Path) -> UpdatePlan:
     """Check an update as a server would, before anything of it is masked.
+
+    Args:
+        plan: of the task.
+        header: of the update.
+        body: its file.
+
+    Returns:
+        The plan of this update, which covers slices where the client has a narrow model.
 
     Raises:
         UnfitUpdateError: a server would refuse it; the message says why.
     """
     try:
         planned = check_header(header, plan.limits, plan.manifest)
-        _check_whole(plan, planned)
+        slices = _slices(plan, planned)
+        specs = narrowed(plan.specs, slices)
         checker = BodyChecker(header, planned, plan.limits, plan.manifest)
         with body.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
@@ -148,19 +174,25 @@ def check_fit(plan: UpdatePlan, header: fleet_pb2.UpdateHeader, body: Path) -> N
     except (Refusal, ValueError) as error:
         code = f"{error.code}: " if isinstance(error, Refusal) else ""
         raise UnfitUpdateError(f"{code}{error}") from error
+    return replace(plan, specs=specs, slices=slices)
 
 
-def _check_whole(plan: UpdatePlan, planned: Sequence[PlannedPart]) -> None:
-    """Check that an update covers what all members cover."""
+def _slices(plan: UpdatePlan, planned: Sequence[PlannedPart]) -> Slices:
+    """Check that an update covers each tensor; returns those of which it covers a slice."""
+    narrow = plan.width is not None and plan.width < 1
+    slices = {(p.group, p.tensor): p.slice for p in planned if p.slice is not None and narrow}
     covered = {(part.group, part.tensor) for part in planned if part.coverage == Full()}
+    covered |= slices.keys()
     wanted = {key for key in plan.specs if key[0] != SCALAR}
     if len(planned) != len(covered) or covered != wanted:
         odd = min(wanted ^ covered, default=("", "a slice"))[1]
         raise Refusal(
             Code.UNKNOWN_TENSOR,
-            f"Expected whole values of each of the {len(wanted)} tensors of a masked update, as "
-            f"all members send them, got {len(planned)} parts, which differ in {odd!r}.",
+            f"Expected {'values' if narrow else 'whole values'} of each of the {len(wanted)} "
+            f"tensors of a masked update, as all members of its session send them, got "
+            f"{len(planned)} parts, which differ in {odd!r}.",
         )
+    return slices
 
 
 def integers(plan: UpdatePlan, header: fleet_pb2.UpdateHeader, body: Path, members: int) -> Bytes:

@@ -14,8 +14,10 @@ from .certificates import certified_key as certified_key
 from .core import task_core as task_core
 from .core import terms_of as terms_of
 from .draw import draw_sessions as draw_sessions
+from .encoding import Slices as Slices
 from .encoding import from_bitmap as from_bitmap
 from .encoding import to_bitmap as to_bitmap
+from .encoding import width_class as width_class
 from .member import Member as Member
 from .member import MemberPhase as MemberPhase
 from .recovery import Recovery as Recovery

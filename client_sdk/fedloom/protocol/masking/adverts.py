@@ -26,7 +26,8 @@ class Advert:
         pid: what it is ready for, `encoding.protocol_id`; 32 bytes.
         name: of the client, as in its certificate.
         serial: of its certificate, 40 lower-case hex digits.
-        coverage: the class of what its update covers; empty where all updates cover the same.
+        coverage: the class of what its update covers, `encoding.width_class`; empty where all
+            updates cover the same.
         channel_key: X25519 public key that shares for it are encrypted to.
         pair_key: X25519 public key of its pair seed.
         self_commitment: commitment to its self seed.

@@ -26,6 +26,7 @@ from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.masking.encoding import digest, field_bytes, frames, metric_bounds
 from fedloom.protocol.masking.terms import RoundTerms
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies.partial_work import PartialWork
 
 UNCOVERED: Final = frozenset({"deadline_s", "seed", "memory_round", "differences"})
 """Fields of a task that differ between clients: `seed` follows from the run's seed and the name,
@@ -78,6 +79,7 @@ def terms_of(task: fleet_pb2.Task, federation: str) -> RoundTerms:
         run_seed=masking.run_seed,
         metrics=masking.metrics,
     )
+    widths, trains = tuple(task.train.widths), task.kind == fleet_pb2.TASK_KIND_TRAIN
     try:
         return RoundTerms(
             federation=federation,
@@ -86,6 +88,7 @@ def terms_of(task: fleet_pb2.Task, federation: str) -> RoundTerms:
             attempt=masking.attempt,
             core=core,
             group=masking.group,
+            widths=PartialWork(widths=widths) if widths and trains else None,
         )
     except ValueError as error:
         raise Refusal(Code.MASKING_REFUSED, str(error)) from error

@@ -11,14 +11,20 @@ two different lists of fields never have the same bytes.
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 from fedloom.protocol.errors import Code, Refusal
+from fedloom.strategies.exact.coverage import Slice
+from fedloom.strategies.exact.partial import Key
 
 PROTOCOL: Final = "fedloom-secagg-1"
 DIGEST_BYTES: Final = 32
 
 Field = bytes | str | int | float
+Slices: TypeAlias = Mapping[Key, Slice]
+"""Of the tensors that an update covers in part; of the others it covers all."""
+
+_CLASS_DIGITS: Final = 40
 
 
 def digest(label: str, *fields: Field) -> bytes:
@@ -126,3 +132,20 @@ def session_id(pid: bytes, session: int, adverts: Iterable[bytes]) -> bytes:
 def metric_bounds(bounds: Mapping[str, float]) -> bytes:
     """The field of a task's metric words: names and bounds, by name."""
     return frames(*(field for name in sorted(bounds) for field in (name, float(bounds[name]))))
+
+
+def width_class(width: float, slices: Slices) -> str:
+    """The class of a narrow update: its width, and a digest of what it covers of each tensor.
+
+    What a width keeps of a tensor follows from the module that a device trains, which a server does
+    not have.
+
+    Args:
+        width: that the client's name draws.
+        slices: that its update covers.
+    """
+    cuts = (
+        frames(*key, *(edge for both in slices[key].ranges for edge in both))
+        for key in sorted(slices)
+    )
+    return f"{width!r}:{digest('slices', *cuts).hex()[:_CLASS_DIGITS]}"

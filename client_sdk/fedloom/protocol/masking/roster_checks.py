@@ -39,6 +39,8 @@ def checked_roster(
             f"(masking.min_ready), got {len(ready)}."
         )
     verified = verify_adverts(ready, own.pid, identify)
+    for each in verified:
+        terms.check_class(each.advert.name, each.advert.coverage)
     sessions = sessions_of(verified, own.pid, terms.group)
     roster = next(each for each in sessions if own.name in each.names)
     if roster.size < floors.min_group:

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Final
 
-from fedloom.protocol.masking.encoding import protocol_id
+from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.masking.encoding import protocol_id, width_class
 from fedloom.strategies.masking.sessions import LEAST_GROUP, MAX_GROUP
+from fedloom.strategies.partial_work import PartialWork
 
 MAX_ATTEMPTS: Final = 3
 """Times that a client may announce itself for one round, with fresh keys each time."""
@@ -21,6 +23,7 @@ class RoundTerms:
         attempt: the server's number of this try, from 1 to `MAX_ATTEMPTS`.
         core: `core.task_core`: H of all that members must agree on, `group` included.
         group: most members of a session, to `MAX_GROUP`.
+        widths: the settings by which names draw widths; None: all updates cover the same.
 
     Raises:
         ValueError: `attempt` or `group` is out of range.
@@ -32,6 +35,7 @@ class RoundTerms:
     attempt: int
     core: bytes
     group: int
+    widths: PartialWork | None = None
 
     def __post_init__(self) -> None:
         if not LEAST_GROUP <= self.group <= MAX_GROUP:
@@ -43,6 +47,29 @@ class RoundTerms:
     def pid(self) -> bytes:
         """The id of the try."""
         return protocol_id(self.federation, self.run, self.round, self.attempt, self.core)
+
+    def width(self, client: str) -> float | None:
+        """The width that a name draws; None where all updates cover the same."""
+        return None if self.widths is None else self.widths.width(client)
+
+    def check_class(self, client: str, coverage: str) -> None:
+        """Check that a client states the class of its name; of width 1, it has no slices.
+
+        Raises:
+            Refusal: MASKING_REFUSED, its name draws another width.
+        """
+        width = self.width(client)
+        if width is None or width == 1:
+            fits = coverage == ("" if width is None else width_class(width, {}))
+        else:
+            fits = coverage.startswith(f"{width!r}:")
+        if not fits:
+            wanted = "of the whole model" if width is None else f"of the width {width:g}"
+            raise Refusal(
+                Code.MASKING_REFUSED,
+                f"Expected an update {wanted}, as the name {client} has it in this round, got one "
+                f"of the class {coverage!r}.",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,8 +80,8 @@ def masked_addends(
 
     Args:
         path: of the update's body.
-        header: of the update, whose parts cover whole tensors, unencoded.
-        specs: the tensors and scalars of the sum; the update has all of them.
+        header: of the update, whose parts are not encoded.
+        specs: its tensors and scalars, each with the shape that the update covers.
         units: of its weight.
         exponent: of the sum.
         sum_bits: of the sum.

@@ -8,9 +8,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from fedloom.server.client_failures import Failures
-from fedloom.server.ledger.recent_failures import failed_evaluating
 from fedloom.server.ledger.rows import ClientDetailRow, ClientRow, PartRow
-from fedloom.server.ledger.store import ITS_UPDATE, UPDATE_COLUMNS, Store, its_round
+from fedloom.server.ledger.store import (
+    ITS_UPDATE,
+    UPDATE_COLUMNS,
+    Store,
+    failed_evaluating,
+    its_round,
+)
 from fedloom.server.ledger.tables import (
     certificates,
     clients,

@@ -8,16 +8,19 @@ from typing import Any, Self, TypeVar
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import UnavailableError, UsageError
+from fedloom.server.engine import RoundKind
 from fedloom.server.ledger.access.accounts import Accounts
 from fedloom.server.ledger.audit_trail import HEAD_FILE, Trail
 from fedloom.server.ledger.lists.order import each
 from fedloom.server.ledger.migrations import migrate
-from fedloom.server.ledger.tables import cohorts, rounds, updates
+from fedloom.server.ledger.tables import clients, cohorts, rounds, updates
 
 Row = Mapping[str, Any]
 """Columns to write."""
 
 RowT = TypeVar("RowT")
+
+EVALUATE = RoundKind.EVALUATE.value
 
 NO_STATE = "null"
 """Value of `models.state` for a strategy without state yet."""
@@ -43,6 +46,25 @@ def counted(name: str) -> sa.ColumnElement[int]:
 def its_round(table: sa.Table) -> sa.ColumnElement[bool]:
     """Joins a row of a table with its round."""
     return sa.and_(rounds.c.run == table.c.run, rounds.c.number == table.c.round)
+
+
+def failed_evaluating() -> sa.ColumnElement[bool]:
+    """Whether the latest failure of a client was in a round that only evaluated."""
+    at = sa.and_(rounds.c.run == clients.c.failed_run, rounds.c.number == clients.c.failed_round)
+    return sa.select(sa.literal(1)).where(at, rounds.c.kind == EVALUATE).exists()
+
+
+def after_success(those: sa.ColumnElement[bool], *, evaluating: bool) -> sa.Update:
+    """A statement: an update of those clients is accepted; see `fedloom.server.client_failures`.
+
+    Args:
+        those: condition of rows of `clients`.
+        evaluating: whether the update is of a round that only evaluated.
+    """
+    halved = clients.update().where(those, clients.c.failures > 0)
+    if evaluating:
+        halved = halved.where(failed_evaluating())
+    return halved.values(failures=clients.c.failures // 2)
 
 
 def unavailable(error: sa.exc.OperationalError) -> UnavailableError:

@@ -11,9 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.server.ledger.recent_failures import EVALUATE, after_success
 from fedloom.server.ledger.rows import AcceptedRow, MetricsRow, UpdateColumns, UpdateRow, values
-from fedloom.server.ledger.store import Store, counted_in
+from fedloom.server.ledger.store import EVALUATE, Store, after_success, counted_in
 from fedloom.server.ledger.tables import clients, cohorts, rounds, updates
 
 REPORTING, CLOSING, COMMITTED, ABANDONED = "reporting", "closing", "committed", "abandoned"

@@ -33,7 +33,9 @@ def check_update(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> list[Planne
 def check_masked_update(
     header: fleet_pb2.UpdateHeader, plan: RoundPlan, layout: BodyLayout, session: bytes
 ) -> None:
-    """Check the header of a masked update: it says nothing of the update.
+    """Check the header of a masked update: it says nothing of the update but what it covers.
+
+    Its parts are checked as the layout follows from them, `MaskedForm.covering`.
 
     Args:
         header: of the update.
@@ -55,7 +57,7 @@ def check_masked_update(
     if beside:
         raise Refusal(
             Code.MALFORMED,
-            "Expected a masked update without weight, parts and metrics, which are in its body, "
+            "Expected a masked update without weight and metrics, which are in its body, "
             f"got {', '.join(sorted(beside))}.",
         )
     if header.size_bytes != layout.size_bytes:
@@ -81,7 +83,7 @@ def check_masked(header: fleet_pb2.UpdateHeader) -> None:
 
 
 _MASKED_FIELDS = frozenset(
-    {"task", "client", "model_digest", "size_bytes", "crc32c", "masking_session"}
+    {"task", "client", "model_digest", "size_bytes", "crc32c", "masking_session", "parts"}
 )
 
 

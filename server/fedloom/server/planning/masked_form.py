@@ -3,23 +3,30 @@
 Server and devices order the values alike: the tensors that updates cover, by group, then by name.
 """
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import accumulate
 
+from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.masking.body import BodyLayout, Bytes, read_values, read_words
+from fedloom.protocol.masking.encoding import Slices, width_class
 from fedloom.protocol.task_words import words_of
+from fedloom.protocol.updates.masked_parts import from_parts, narrowed
+from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.planning import limits
 from fedloom.server.planning.masking import sum_limits
 from fedloom.server.planning.round_plan import RoundPlan, task_of
 from fedloom.strategies import Partial
 from fedloom.strategies.exact.fixed_point import MASKED_WEIGHT_BITS, UNIT_BITS
 from fedloom.strategies.exact.grid import Grid
-from fedloom.strategies.exact.partial import WEIGHT_UNIT, Key, TensorSpec
+from fedloom.strategies.exact.partial import WEIGHT_UNIT, Full, Key, TensorSpec
 from fedloom.strategies.masking.noise import SessionNoise
-from fedloom.strategies.masking.plausible import implausible, implausible_words
+from fedloom.strategies.masking.plausible import (
+    SumLimits,
+    implausible,
+    implausible_weight,
+    implausible_words,
+)
 from fedloom.strategies.masking.words import WEIGHT, MaskedWords
 
 
@@ -28,9 +35,11 @@ class MaskedForm:
     """The form of the bodies of a round.
 
     Attributes:
-        specs: the tensors that updates cover, in the order of a body; none in an evaluation round.
+        specs: what updates cover of the tensors, in the order of a body; none in an evaluation
+            round.
+        slices: of the tensors that updates cover in part.
         empty: a sum of the round without updates.
-        layout: of a body.
+        sum_bits: of a masked value.
         words: of a body.
         grid: of the sums.
         max_norm: of an update; None for any.
@@ -38,8 +47,9 @@ class MaskedForm:
     """
 
     specs: Mapping[Key, TensorSpec]
+    slices: Slices
     empty: Partial
-    layout: BodyLayout
+    sum_bits: int
     words: MaskedWords
     grid: Grid
     max_norm: float | None
@@ -56,60 +66,94 @@ class MaskedForm:
         specs = dict(sorted(empty.specs.items())) if task.train else {}
         return cls(
             specs=specs,
+            slices={},
             empty=empty,
-            layout=BodyLayout(
-                sum_bits=masking.sum_bits,
-                num_values=sum(each.size for each in specs.values()),
-                num_words=len(words.names),
-            ),
+            sum_bits=masking.sum_bits,
             words=words,
             grid=grid,
             max_norm=plan.limits.max_norm,
             noise=spec.session_noise() if task.train else None,
         )
 
+    @property
+    def layout(self) -> BodyLayout:
+        """Of a body."""
+        return BodyLayout(
+            sum_bits=self.sum_bits,
+            num_values=sum(each.size for each in self.specs.values()),
+            num_words=len(self.words.names),
+        )
+
+    def covering(self, parts: Sequence[fleet_pb2.Part], coverage: str) -> "MaskedForm":
+        """Return the form of the bodies of a session.
+
+        Args:
+            parts: of the header of a member's body.
+            coverage: the class of the session; empty without widths.
+
+        Raises:
+            Refusal: the parts are not those of the class, or not of this model.
+        """
+        slices = from_parts(parts)
+        width, _, _ = coverage.partition(":")
+        stated = width_class(float(width), slices) if coverage else ""
+        if stated != coverage or (slices and not coverage):
+            raise Refusal(
+                Code.MASKING_REFUSED,
+                "Expected a masked update with the slices of its session's class "
+                f"{coverage or 'of whole models'}, got {len(slices)} others.",
+            )
+        return replace(self, specs=narrowed(self.specs, slices), slices=slices)
+
     def word_sums(self, body: Bytes) -> dict[str, int]:
         """The sums of the words in a body, by name."""
         return dict(zip(self.words.names, read_words(self.layout, body), strict=True))
 
     def total(self, body: Bytes, members: int) -> Partial:
-        """The sum of these many updates whose masks are off."""
-        if not self.specs:
-            return self.empty.empty()
+        """The sum of these many updates whose masks are off, and whose words are plausible."""
+        total, layout, start = self.empty.empty(), self.layout, 0
         units = self._units(self.word_sums(body), members)
-        starts = [0, *accumulate(each.size for each in self.specs.values())]
-        begins = dict(zip(self.specs, starts, strict=False))
-        _, header = self.empty.empty().arrays()
-        rows = [[*row[:-1], units] for row in json.loads(header["entries"])]
-        sums = {
-            f"sums.{number}": read_values(self.layout, body, begins[key], begins[key] + spec.size)
-            for number, (key, spec) in enumerate(self.empty.specs.items())
-        }
-        header |= {"count": str(members), "entries": json.dumps(rows)}
-        return Partial.from_arrays(sums, header)
+        for key, spec in self.specs.items():
+            sums = read_values(layout, body, start, start + spec.size)
+            total.add_sums(key, self.slices.get(key, Full()), units, sums)
+            start += spec.size
+        total.count = members if self.specs else 0
+        return total
 
-    def implausible(
-        self, total: Partial, words: Mapping[str, int], members: int, roster: int
-    ) -> str:
-        """Why a sum cannot be that of updates within the limits; empty if it can.
+    def implausible_words(self, words: Mapping[str, int], members: int, roster: int) -> str:
+        """Why sums of words cannot be those of updates within the limits; empty if they can.
 
         Args:
-            total: the sum.
-            words: the sums of the words.
-            members: whose updates are in the sum.
-            roster: members of the session: the noise of each follows from their number.
+            words: the sums.
+            members: whose updates are in them.
+            roster: members of the session.
         """
         found = implausible_words(self.words, words, members)
         if found or not self.specs:
             return found
-        limits = sum_limits(
+        return implausible_weight(self._units(words, members), members, self._limits(roster))
+
+    def implausible(self, total: Partial, words: Mapping[str, int], roster: int) -> str:
+        """Why a sum cannot be that of updates within the limits; empty if it can.
+
+        Args:
+            total: the sum.
+            words: the sums of the words, which are plausible.
+            roster: members of the session.
+        """
+        if not self.specs:
+            return ""
+        return implausible(total, self._units(words, total.count), self._limits(roster))
+
+    def _limits(self, roster: int) -> SumLimits:
+        """The limits of a session of so many members, from which the noise of each follows."""
+        return sum_limits(
             self.grid,
             max_norm=self.max_norm,
             noise=self.noise,
             members=roster,
             size=self.layout.num_values,
         )
-        return implausible(total, self._units(words, members), limits)
 
     def weight(self, words: Mapping[str, int], members: int) -> float:
         """The sum of the weights of so many updates."""

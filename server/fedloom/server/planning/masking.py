@@ -27,11 +27,7 @@ from fedloom.strategies.privacy import Privacy
 
 
 def check_deployed(
-    masking: Masking | None,
-    privacy: Privacy | None = None,
-    *,
-    tls: bool = True,
-    widths: bool = False,
+    masking: Masking | None, privacy: Privacy | None = None, *, tls: bool = True
 ) -> None:
     """Refuse a masked run that a server does not run.
 
@@ -39,7 +35,6 @@ def check_deployed(
         masking: the settings; None without masking.
         privacy: of the run.
         tls: whether clients have certificates.
-        widths: whether clients train parts of the model, by their names.
 
     Raises:
         UsageError: the message says why not.
@@ -55,11 +50,6 @@ def check_deployed(
         raise UsageError(
             "Expected a server with TLS for [masking], got one without: members of a session know "
             "each other by their certificates. Start it without --plaintext."
-        )
-    if widths:
-        raise UsageError(
-            "Expected no train.widths with [masking] on a server, got some: devices announce no "
-            "width and mask whole tensors so far. Leave out one of them, or simulate the run."
         )
 
 

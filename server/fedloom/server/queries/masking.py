@@ -29,7 +29,7 @@ def session_view(row: MaskingSessionRow) -> SessionView:
         state=row.state,
         words=SESSION_WORDS[state],
         reason=row.reason,
-        width_class=row.width_class,
+        width_class=row.width_class.partition(":")[0],
         size=size,
         threshold=need,
         drop_outs=drop_outs(size),

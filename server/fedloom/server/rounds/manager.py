@@ -194,12 +194,7 @@ class Runs:
         Raises:
             UsageError: it cannot.
         """
-        check_deployed(
-            spec.build_masking(),
-            spec.build_privacy(),
-            tls=bool(self._context.root_pem),
-            widths=bool(spec.train.get("widths")),
-        )
+        check_deployed(spec.build_masking(), spec.build_privacy(), tls=bool(self._context.root_pem))
 
     @asynccontextmanager
     async def _within_budgets(self, run: RunSpending) -> AsyncIterator[None]:

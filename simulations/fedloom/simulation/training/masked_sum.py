@@ -17,7 +17,7 @@ from fedloom.simulation.kernels.base import ClientJob, RoundTask
 from fedloom.simulation.workers.base import Report
 from fedloom.strategies import Partial, weight_units
 from fedloom.strategies.exact.partial import WEIGHT_UNIT
-from fedloom.strategies.masking.plausible import implausible
+from fedloom.strategies.masking.plausible import implausible, implausible_weight
 from fedloom.strategies.masking.sessions import session_sizes
 
 
@@ -122,7 +122,10 @@ def merge_session(
         members=members,
         size=sum(each.size for each in total.specs.values()),
     )
-    if total.count and (reason := implausible(total, units, limits)):
+    reason = total.count and (
+        implausible_weight(units, total.count, limits) or implausible(total, units, limits)
+    )
+    if reason:
         raise UsageError(
             f"Expected a sum of masked updates within the run's limits, got {reason}. With "
             "[masking], all clients of one width send the same tensors: change the clients' code, "

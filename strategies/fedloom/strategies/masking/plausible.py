@@ -50,13 +50,10 @@ def implausible(total: Partial, units: int, limits: SumLimits) -> str:
 
     Args:
         total: the narrow sum of a session; its count is the number of members.
-        units: the sum of their weights, in units of `WEIGHT_UNIT`.
+        units: the sum of their weights, in units of `WEIGHT_UNIT`; `implausible_weight` checks it.
         limits: of each update.
     """
     members, weight = total.count, units * Fraction(WEIGHT_UNIT)
-    low, high = (members * Fraction(each) for each in (MIN_MASKED_WEIGHT, limits.max_weight))
-    if not low <= weight <= high:
-        return f"weights that sum to {float(weight):g}, not to {float(low):g} to {float(high):g}"
     if not total.is_even(units):
         return "coordinates that only some of the members cover"
     scale = Fraction(2) ** total.exponent
@@ -86,10 +83,25 @@ def implausible(total: Partial, units: int, limits: SumLimits) -> str:
     return ""
 
 
+def implausible_weight(units: int, members: int, limits: SumLimits) -> str:
+    """Return why a sum of weights cannot be that of so many members; empty if it can.
+
+    Args:
+        units: the sum, in units of `WEIGHT_UNIT`.
+        members: of the session.
+        limits: of each update.
+    """
+    weight = units * Fraction(WEIGHT_UNIT)
+    low, high = (members * Fraction(each) for each in (MIN_MASKED_WEIGHT, limits.max_weight))
+    if low <= weight <= high:
+        return ""
+    return f"weights that sum to {float(weight):g}, not to {float(low):g} to {float(high):g}"
+
+
 def implausible_words(form: MaskedWords, sums: Mapping[str, int], members: int) -> str:
     """Return why sums of words cannot be those of so many members; empty if they can.
 
-    The weight is checked with the values, `implausible`.
+    The weight is checked apart, `implausible_weight`.
 
     Args:
         form: of the words.

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.protocol.masking import Advert, draw_sessions
+from fedloom.protocol.masking import Advert, draw_sessions, width_class
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.rounds.masking.adverts import ReadyList, ReadyMembers
+from fedloom.strategies import Slice
+from fedloom.strategies.partial_work import PartialWork
 from support.mask_members import identify, member, terms
 
 NAMES = tuple("abcdefg")
@@ -46,11 +48,30 @@ def test_an_advert_of_another_client_try_or_class_is_refused():
         Code.STALE_ROUND
     )
     half = member("a", terms(), coverage="0.5").advert.to_bytes()
-    assert refused(found.verify, half, "a") is Code.MALFORMED
+    assert refused(found.verify, half, "a") is Code.MASKING_REFUSED
     assert refused(found.verify, raw[:-1], "a") is Code.MALFORMED
     assert refused(found.verify, raw[:300] + b"\x00" + raw[301:], "a") in {
         Code.MALFORMED, Code.BAD_SIGNATURE, Code.WRONG_IDENTITY,
     }  # fmt: skip
+
+
+def test_a_member_has_the_class_of_its_name():
+    """Of its width, with slices; of the whole width without any."""
+    asked = {"widths": PartialWork(widths=[0.5, 1.0])}
+    width, found = terms(**asked).width, ReadyMembers(terms(**asked), identify)
+    slices = {("delta", "w"): Slice(((0, 2),))}
+    for name in NAMES:
+        of = width(name)
+        right = [width_class(of, {}), *([width_class(of, slices)] if of < 1 else [])]
+        wrong = ["", f"{of!r}", width_class(1.5 - of, {}), f" {right[0]}"]
+        wrong += [width_class(of, slices), f"{right[0]}0"] if of == 1 else []
+        for coverage in right:
+            raw = member(name, terms(**asked), coverage=coverage).advert.to_bytes()
+            assert found.verify(raw, name).advert.coverage == coverage
+        for coverage in wrong:
+            raw = member(name, terms(**asked), coverage=coverage).advert.to_bytes()
+            assert refused(found.verify, raw, name) is Code.MASKING_REFUSED
+    assert len({width(name) for name in NAMES}) == 2
 
 
 def test_keys_of_another_member_are_refused_and_own_new_ones_are_not():

@@ -20,8 +20,8 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, IntegrityError, Refusal
 from fedloom.server.engine import SessionSnapshot, SessionState
-from fedloom.server.ledger.recent_failures import EVALUATE, after_success
 from fedloom.server.ledger.rounds import Rounds
+from fedloom.server.ledger.store import EVALUATE, after_success
 from fedloom.server.ledger.tables import (
     clients,
     cohorts,

@@ -43,7 +43,8 @@ class ReadyMembers:
         """Verify what a client sent when it was ready.
 
         Raises:
-            Refusal: it is no valid advert of this client, for this try of the round.
+            Refusal: it is no valid advert of this client, for this try of the round, or states
+                another class than its name has.
         """
         advert = Advert.from_bytes(raw)
         if advert.name != client:
@@ -52,11 +53,7 @@ class ReadyMembers:
                 f"Expected the advert of {client}, got one of {advert.name[:80]!r}.",
             )
         found = verify_advert(advert, self._terms.pid, self._identify)
-        if advert.coverage:
-            raise Refusal(
-                Code.MALFORMED,
-                f"Expected an update of the whole model, got one of the class {advert.coverage!r}.",
-            )
+        self._terms.check_class(client, advert.coverage)
         return found
 
     def add(self, found: VerifiedAdvert) -> None:

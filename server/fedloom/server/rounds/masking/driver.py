@@ -45,6 +45,7 @@ from fedloom.server.ledger.rows import RoundRow
 from fedloom.server.metrics.masking import SessionWatch
 from fedloom.server.planning.admission import check_masked, check_masked_update
 from fedloom.server.planning.fair_share import Demand
+from fedloom.server.planning.masked_form import MaskedForm
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds import engines
 from fedloom.server.rounds.clients import ConnectedClient, Listener
@@ -263,7 +264,7 @@ class MaskedRoundDriver(RoundDriver):
     # ---- uploads -----------------------------------------------------------------------------
 
     def admit(self, header: fleet_pb2.UpdateHeader) -> list[PlannedPart]:
-        """Admit a masked update by its header, which says nothing of its parts.
+        """Admit a masked update by its header, which says of its parts what they cover.
 
         Raises:
             Refusal: in clear, not in a session, closed, another model, or a bad header.
@@ -272,13 +273,23 @@ class MaskedRoundDriver(RoundDriver):
         self.check_open(header.client, header.task.round)
         session = self.engine.session_of(header.client)
         assert session is not None
-        of, layout = self._open_sessions[session.number], self._masked_sum.form.layout
-        check_masked_update(header, self.plan, layout, of.roster.sid)
+        of = self._open_sessions[session.number]
+        check_masked_update(header, self.plan, self._form(header).layout, of.roster.sid)
         return []
+
+    def _form(self, header: fleet_pb2.UpdateHeader) -> MaskedForm:
+        """The form of a member's body, by its header.
+
+        Raises:
+            Refusal: the body covers something else than its session's class.
+        """
+        session = self.engine.session_of(header.client)
+        assert session is not None
+        return self._masked_sum.form.covering(header.parts, session.width_class)
 
     def checker(self, header: fleet_pb2.UpdateHeader, planned: list[PlannedPart]) -> Checker:  # noqa: ARG002 - as of parts
         """The checker of an admitted body, at its start."""
-        return MaskedBodyChecker(header, self._masked_sum.form.layout)
+        return MaskedBodyChecker(header, self._form(header).layout)
 
     async def accept(self, update: AcceptedUpdate) -> bool:
         """Accept a masked body that is synced. False if it was accepted before.
@@ -391,7 +402,7 @@ class MaskedRoundDriver(RoundDriver):
 
     async def _unmask(self, of: OpenSession, session: MaskingSession) -> None:
         context, number, members = self._context, session.number, sorted(session.masked)
-        form = self._masked_sum.form
+        form = self._form(context.spool.header(self._body(members[0])))  # all cover the same
         said = await self._exchange.exchanged(of, session)
         bodies = [context.spool.path(self._body(client)) for client in members]
         found = await context.in_fold(unmask, said, bodies, form)

@@ -29,7 +29,7 @@ class MaskedSum(RoundSum):
     """The sum of one masked round.
 
     Attributes:
-        form: of the bodies.
+        form: of the bodies of whole models.
     """
 
     def __init__(self, plan: RoundPlan, context: RoundsContext) -> None:

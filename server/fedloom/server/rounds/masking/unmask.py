@@ -100,10 +100,12 @@ def unmask(said: Exchanged, bodies: Sequence[Path], form: MaskedForm) -> Session
 
 
 def _checked(form: MaskedForm, body: Bytes, members: int, roster: int) -> SessionSum | NoSum:
-    words, total = form.word_sums(body), form.total(body, members)
-    if reason := form.implausible(total, words, members, roster):
-        return NoSum(reason=f"{IMPLAUSIBLE}: {reason}", implausible=True)
-    return SessionSum(total=total, words=words)
+    words = form.word_sums(body)
+    if not (reason := form.implausible_words(words, members, roster)):
+        total = form.total(body, members)
+        if not (reason := form.implausible(total, words, roster)):
+            return SessionSum(total=total, words=words)
+    return NoSum(reason=f"{IMPLAUSIBLE}: {reason}", implausible=True)
 
 
 def _added(bodies: Sequence[Path], layout: BodyLayout) -> Bytes:
