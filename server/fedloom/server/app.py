@@ -367,7 +367,7 @@ def _require_loopback(address: str) -> None:
 async def _sweep(context: FleetContext) -> None:
     """End open calls whose certificates have expired or were revoked by another process.
 
-    Each call is also checked when it begins, and a revocation through the API ends calls at once.
+    Until then new calls of such a client may begin. A revocation through the API counts at once.
     """
     while True:
         await asyncio.sleep(SWEEP_S)

@@ -351,6 +351,44 @@ def test_revocation_covers_every_certificate_and_ends_with_a_new_enrolment(ledge
     assert not ledger.revoke("nobody")
 
 
+def test_what_is_known_of_a_certificate_ends_with_a_revocation(ledger, tmp_path):
+    """By this process at once, and by another one when the revoked clients are read."""
+    ledger.add_token("t", "hash", "carol", 100.0)
+    ledger.enrol("t", "first", 500.0)
+    assert not ledger.is_checked("first", "carol")
+    ledger.check_certificate("first", "carol")
+    assert ledger.is_checked("first", "carol")
+    assert not ledger.is_checked("second", "carol")
+    assert not ledger.is_checked("first", "dave")
+    ledger.revoke("carol")
+    assert not ledger.is_checked("first", "carol")
+    assert refused(ledger.check_certificate, "first", "carol") is Code.REVOKED
+    assert not ledger.is_checked("first", "carol")
+    for token, serial, shut_out in (("u", "second", Ledger.revoke), ("v", "third", Ledger.leave)):
+        ledger.add_token(token, "hash", "carol", 100.0)
+        ledger.enrol(token, serial, 500.0)
+        ledger.check_certificate(serial, "carol")
+        other = Ledger.in_directory(tmp_path)
+        shut_out(other, "carol")
+        other.close()
+        assert ledger.revoked_clients() == {"carol"}
+        assert not ledger.is_checked(serial, "carol")
+
+
+def test_a_client_that_enrols_again_loses_what_is_known_of_its_certificate(ledger, tmp_path):
+    """Another process has revoked it, and the server has not read that yet."""
+    ledger.add_token("t", "hash", "carol", 100.0)
+    ledger.enrol("t", "first", 500.0)
+    ledger.check_certificate("first", "carol")
+    other = Ledger.in_directory(tmp_path)
+    other.revoke("carol")
+    other.close()
+    ledger.add_token("again", "hash", "carol", 4e9)
+    ledger.enrol("again", "second", 500.0)
+    assert not ledger.is_checked("first", "carol")
+    assert refused(ledger.check_certificate, "first", "carol") is Code.REVOKED
+
+
 def test_revocation_voids_unused_tokens(ledger):
     """Earlier tokens cannot undo it; times of ended tokens do not change."""
     ledger.add_token("out", "hash", "carol", 4e9)

@@ -1,7 +1,8 @@
 """Admits calls of authenticated clients, and ends refused ones.
 
 Invariants: every refusal goes to the caller, is counted in metrics and ledger, and affects no other
-call. A call is registered with the fleet before the ledger is queried about its client.
+call. A call is registered with the fleet before the ledger is asked about its client, which answers
+from memory what it has checked before; whoever shuts a client out then ends its registered calls.
 """
 
 import asyncio
@@ -50,8 +51,9 @@ class Calls:
             call.client, call.peer = caller(context, plaintext=self._plaintext)
             with self._server.fleet.calling(call):
                 await self._server.pace.call(call.client)
-                if (peer := call.peer) is not None:
-                    check = self._server.ledger.check_certificate
+                ledger, peer = self._server.ledger, call.peer
+                if peer is not None and not ledger.is_checked(peer.serial, peer.client):
+                    check = ledger.check_certificate
                     await self._server.in_ledger(check, peer.serial, peer.client)
                 yield call
         except TimeoutError:

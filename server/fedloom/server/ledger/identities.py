@@ -1,6 +1,7 @@
 """Clients, their certificates, and the one-time tokens for enrolment."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import fields
 
 import sqlalchemy as sa
@@ -22,6 +23,11 @@ _GONE = sa.select(clients.c.name).where(clients.c.status.in_(GONE))
 
 class Identities(Store):
     """Methods about clients, certificates and tokens."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._checked: dict[str, str] = {}  # client → its certificate that was checked last
+        self._shut_outs = 0
 
     def add_token(
         self, token_id: str, secret_hash: str, client: str, expires_at: float, study: str = ""
@@ -95,6 +101,7 @@ class Identities(Store):
                 connection.execute(clients.insert().values(name=client, **values))
             row = {"serial": serial, "client": client, "issued_at": now, "not_after": not_after}
             connection.execute(certificates.insert().values(row))
+        self._forget([client])
 
     def renewal(self, client: str) -> RenewalRow | None:
         """A client's latest renewed certificate; None if it has none."""
@@ -146,6 +153,7 @@ class Identities(Store):
         Raises:
             Refusal: UNKNOWN_CLIENT or REVOKED.
         """
+        shut_outs = self._shut_outs
         found = self._values(_REVOKED_AT, {"serial": serial, "client": client})
         if not found:
             raise Refusal(
@@ -154,6 +162,15 @@ class Identities(Store):
             )
         if found[0] is not None:
             raise _gone(client, self.client_status(client))
+        if shut_outs == self._shut_outs:  # nobody was shut out while it was read
+            self._checked[client] = serial
+
+    def is_checked(self, serial: str, client: str) -> bool:
+        """Whether `check_certificate` has found it valid, and nobody has shut the client out since.
+
+        From memory. What another process has changed counts from `revoked_clients` on.
+        """
+        return self._checked.get(client) == serial
 
     def revoke(self, client: str) -> bool:
         """Revoke a client, its certificates and its unused tokens; False for an unknown client."""
@@ -183,11 +200,19 @@ class Identities(Store):
                 .where(clients.c.name == client)
                 .values(status=status, revoked_at=now)
             )
+        self._forget([client])
         return done.rowcount == 1
 
     def revoked_clients(self) -> set[str]:
         """Names of the clients that are revoked or have left."""
-        return set(self._values(_GONE))
+        found = set(self._values(_GONE))
+        self._forget(found & self._checked.keys())
+        return found
+
+    def _forget(self, clients_: Iterable[str]) -> None:
+        self._shut_outs += 1
+        for client in clients_:
+            self._checked.pop(client, None)
 
     def client_status(self, client: str) -> str | None:
         """`active`, `revoked`, `left`, or None for an unknown client."""
