@@ -3,12 +3,14 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from contextlib import suppress
+from typing import Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 
 
 class Thread:
@@ -31,6 +33,10 @@ class Thread:
 
     async def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `call` in the pool. It runs to its end even if the caller is cancelled."""
+        return await self.start(call, *args, **kwargs)
+
+    def start(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[T]":
+        """Queue `call`; the future is cancelled if the pool is closed before it runs."""
         loop = asyncio.get_running_loop()
         begun = time.perf_counter()
 
@@ -46,8 +52,62 @@ class Thread:
         working = loop.run_in_executor(self._pool, work)
         with self._counting:
             self._given += 1
-        return await working
+        return working
 
     def close(self) -> None:
         """Finish the running calls, cancel the queued ones and end the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Grouped(Generic[ItemT, T]):
+    """Calls for a thread that do together what waits together, such as in one transaction.
+
+    Each call takes its place in the thread's queue, and what waits is done at the first of these
+    places: never later than without groups, and its caller continues before those of calls that
+    are done afterwards.
+
+    Args:
+        thread: with one thread.
+        do: does items in order; returns for each its result, or the error to raise.
+    """
+
+    def __init__(
+        self, thread: Thread, do: Callable[[Sequence[ItemT]], Sequence[T | Exception]]
+    ) -> None:
+        self._thread = thread
+        self._do = do
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[ItemT, asyncio.Future[T]]] = []
+
+    async def __call__(self, item: ItemT) -> T:
+        """Do an item. It is done even if the caller is cancelled."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        with self._lock:
+            self._waiting.append((item, future))
+        place = self._thread.start(self._take, loop)
+        place.add_done_callback(lambda done: future.cancel() if done.cancelled() else None)
+        return await future
+
+    def _take(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            group, self._waiting = self._waiting, []
+        if not group:
+            return
+        results: Sequence[T | Exception]
+        try:
+            results = self._do([item for item, _ in group])
+        except Exception as error:  # noqa: BLE001 - each caller raises it
+            results = [error] * len(group)
+        for (_, future), result in zip(group, results, strict=True):
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(_settle, future, result)
+
+
+def _settle(future: "asyncio.Future[T]", result: T | Exception) -> None:
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

@@ -88,6 +88,24 @@ def test_the_ledger_counts_failures_as_the_server_does(ledger, outcomes):
         assert ledger.failures().get("alice", Failures(0, found.last_at, found.evaluating)) == found
 
 
+def test_updates_are_accepted_together_as_one_by_one(ledger):
+    """A refusal writes nothing and spoils no other; equal updates count once."""
+    bob = replace(UPDATE, client="bob", file="run.1.bob")
+    other = replace(UPDATE, identity="other")
+    closed = replace(UPDATE, round=7)
+    late = replace(UPDATE, client="carol")
+    results = ledger.accept_all(
+        [(UPDATE, 2), (UPDATE, 2), (closed, 2), (other, 2), (bob, 2), (late, 2)]
+    )
+    assert results[:2] == [True, False]
+    assert results[4] is True
+    codes = [result.code for result in results if isinstance(result, Refusal)]
+    assert codes == [Code.ROUND_CLOSED, Code.CONFLICTING_UPDATE, Code.ROUND_CLOSED]
+    assert {row.client for row in ledger.accepted("run", 1)} == {"alice", "bob"}
+    assert ledger.accept(bob, 2) is False
+    assert refused(ledger.accept, late, 2) is Code.ROUND_CLOSED
+
+
 # ---- buffers ------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ The row with primary key (run, round, client) accepts an update, so it counts on
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,22 +80,27 @@ class Updates(Store):
         Raises:
             Refusal: CONFLICTING_UPDATE or ROUND_CLOSED.
         """
-        key = {"its_run": update.run, "its_round": update.round, "its_client": update.client}
-        counted = {"its_run": update.run, "counted": update.counted}
+        [result] = self.accept_all([(update, capacity)])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def accept_all(
+        self, updates_: Sequence[tuple[AcceptedUpdate, int]]
+    ) -> Sequence[bool | Exception]:
+        """Accept updates in this order, each as `accept` does, in one transaction.
+
+        Returns:
+            For each what `accept` returns, or the refusal that it raises.
+        """
+        results: list[bool | Exception] = []
         with self._write() as connection:
-            state, kind = connection.execute(_STATE, counted).one_or_none() or ("", "")
-            known = connection.execute(_IDENTITY, key).scalar()
-            if known is not None:
-                check_same(known, update.identity)
-                return False
-            held = connection.execute(_HELD, counted).scalar_one()
-            if state != REPORTING or held >= capacity:
-                raise Refusal(Code.ROUND_CLOSED, f"Round {update.counted} has closed.")
-            row = {**values(update), "counts_in": update.counted, "accepted_at": time.time()}
-            connection.execute(_INSERT, row)
-            connection.execute(_REPORTED, key)
-            connection.execute(_SUCCESS[kind == EVALUATE], {"its_client": update.client})
-        return True
+            for update, capacity in updates_:
+                try:
+                    results.append(_accept(connection, update, capacity))
+                except Refusal as refusal:  # nothing of it was written
+                    results.append(refusal)
+        return results
 
     def accepted(self, run: str, number: int) -> list[AcceptedRow]:
         """The updates that count in a round, in the order of their acceptance."""
@@ -150,3 +155,21 @@ def check_same(known: str, identity: str) -> None:
             Code.CONFLICTING_UPDATE,
             "Expected a repeat of the update that was accepted for this round, got another one.",
         )
+
+
+def _accept(connection: sa.Connection, update: AcceptedUpdate, capacity: int) -> bool:
+    key = {"its_run": update.run, "its_round": update.round, "its_client": update.client}
+    counted = {"its_run": update.run, "counted": update.counted}
+    state, kind = connection.execute(_STATE, counted).one_or_none() or ("", "")
+    known = connection.execute(_IDENTITY, key).scalar()
+    if known is not None:
+        check_same(known, update.identity)
+        return False
+    held = connection.execute(_HELD, counted).scalar_one()
+    if state != REPORTING or held >= capacity:
+        raise Refusal(Code.ROUND_CLOSED, f"Round {update.counted} has closed.")
+    row = {**values(update), "counts_in": update.counted, "accepted_at": time.time()}
+    connection.execute(_INSERT, row)
+    connection.execute(_REPORTED, key)
+    connection.execute(_SUCCESS[kind == EVALUATE], {"its_client": update.client})
+    return True

@@ -8,6 +8,7 @@ from fedloom.protocol.tracing import Tracer
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.cool_off import CoolOffs
 from fedloom.server.event_hub import Hub
+from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.metrics.meters import Meters
 from fedloom.server.pki.noise_keys import NoiseKeys
 from fedloom.server.pki.signing_key import SigningKey
@@ -16,6 +17,7 @@ from fedloom.server.rounds.clients import Clients
 from fedloom.server.rounds.member_records import Records
 from fedloom.server.rounds.sharing.turns import Turns
 from fedloom.server.storage.context import StorageContext
+from fedloom.server.threads import Grouped
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class RoundsContext(StorageContext):
         app_runs: folder of what these runs keep.
         federation: its name.
         root_pem: the root of clients' certificates; empty on plaintext loopback.
+        accept: accepts an update with the sum's capacity; those that wait, in one transaction.
     """
 
     fleet: Clients
@@ -55,6 +58,10 @@ class RoundsContext(StorageContext):
     app_runs: Path = Path("flower")
     federation: str = ""
     root_pem: bytes = b""
+    accept: Grouped[tuple[AcceptedUpdate, int], bool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.accept = Grouped(self.in_ledger, self.ledger.accept_all)
 
     def cools_off(self, client: str, *, private: bool) -> bool:
         """Whether a run may not draw a client now, because it failed again and again.

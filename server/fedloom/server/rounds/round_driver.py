@@ -508,7 +508,6 @@ class RoundDriver:
 
     async def _store(self, update: AcceptedUpdate) -> tuple[AcceptedUpdate, bool]:
         """Store an update in its round, or in the open or next buffer."""
-        context = self._context
         while True:
             if self._buffered:
                 await self._gate.wait()
@@ -516,9 +515,7 @@ class RoundDriver:
                 number = self.plan.number
                 update = replace(update, counts_in=number, staleness=number - update.round)
             try:
-                first = await context.in_ledger(
-                    context.ledger.accept, update, self.plan.spec.capacity
-                )
+                first = await self._context.accept((update, self.plan.spec.capacity))
             except Refusal as refusal:
                 if refusal.code is not Code.ROUND_CLOSED or not self._buffered:
                     raise

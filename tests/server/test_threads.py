@@ -1,0 +1,123 @@
+"""Calls for a thread, one by one and those that wait together."""
+
+import asyncio
+import threading
+
+import pytest
+
+from fedloom.server.threads import Grouped, Thread
+from support.patience import PATIENCE_S
+
+
+@pytest.fixture
+def thread():
+    thread = Thread("tested")
+    yield thread
+    thread.close()
+
+
+class Doer:
+    """Notes the groups that it did; items that are negative fail."""
+
+    def __init__(self):
+        self.groups = []
+
+    def __call__(self, items):
+        self.groups.append(list(items))
+        return [ValueError(str(item)) if item < 0 else 10 * item for item in items]
+
+
+def test_calls_that_wait_are_done_together_in_their_order(thread):
+    """Before what was queued after the first of them, and each has its own result."""
+
+    async def scene():
+        free, done, order = threading.Event(), Doer(), []
+        grouped = Grouped(thread, done)
+        blocker = thread.start(free.wait, PATIENCE_S)
+
+        async def noted(what, waits):
+            order.append((what, await waits))
+
+        calls = [asyncio.ensure_future(noted(1, grouped(1)))]
+        await asyncio.sleep(0)
+        calls.append(asyncio.ensure_future(noted("close", thread(lambda: "closed"))))
+        await asyncio.sleep(0)
+        calls += [asyncio.ensure_future(noted(n, grouped(n))) for n in (2, 3)]
+        await asyncio.sleep(0)
+        free.set()
+        await blocker
+        await asyncio.gather(*calls)
+        last = await grouped(4)
+        return done.groups, order, last
+
+    groups, order, last = asyncio.run(scene())
+    assert groups == [[1, 2, 3], [4]]
+    assert order == [(1, 10), (2, 20), (3, 30), ("close", "closed")]
+    assert last == 40
+
+
+def test_each_caller_gets_its_own_error(thread):
+    async def scene():
+        free, grouped = threading.Event(), Grouped(thread, Doer())
+        thread.start(free.wait, PATIENCE_S)
+        calls = [asyncio.ensure_future(grouped(n)) for n in (1, -2, 3)]
+        await asyncio.sleep(0)
+        free.set()
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    one, error, three = asyncio.run(scene())
+    assert (one, str(error), three) == (10, "-2", 30)
+
+
+def test_an_error_of_the_group_is_raised_for_all(thread):
+    """As when the disk of the ledger is full."""
+
+    def full(items):
+        raise OSError(f"{len(items)} items: the disk is full")
+
+    async def scene():
+        free, grouped = threading.Event(), Grouped(thread, full)
+        thread.start(free.wait, PATIENCE_S)
+        calls = [asyncio.ensure_future(grouped(n)) for n in (1, 2)]
+        await asyncio.sleep(0)
+        free.set()
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    assert [str(error) for error in asyncio.run(scene())] == ["2 items: the disk is full"] * 2
+
+
+def test_an_item_is_done_though_its_caller_is_cancelled(thread):
+    async def scene():
+        free, done = threading.Event(), Doer()
+        grouped = Grouped(thread, done)
+        blocker = thread.start(free.wait, PATIENCE_S)
+        calls = [asyncio.ensure_future(grouped(n)) for n in (1, 2)]
+        await asyncio.sleep(0)
+        calls[0].cancel()
+        free.set()
+        await blocker
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        return done.groups, found
+
+    groups, (cancelled, two) = asyncio.run(scene())
+    assert groups == [[1, 2]]
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert two == 20
+
+
+def test_a_caller_does_not_wait_for_a_thread_that_is_closed():
+    """What was queued is cancelled, and so is who waits for it."""
+
+    async def scene():
+        thread, free = Thread("closed"), threading.Event()
+        grouped = Grouped(thread, Doer())
+        thread.start(free.wait, PATIENCE_S)
+        call = asyncio.ensure_future(grouped(1))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.05, free.set)
+        await asyncio.to_thread(thread.close)
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait([call])
+        return call.cancelled()
+
+    assert asyncio.run(scene())
