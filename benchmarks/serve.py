@@ -30,7 +30,7 @@ WATCHED = (
     (Ledger, "check_certificate"),
     (Ledger, "knows_model"),
     (Ledger, "find_update"),
-    (Ledger, "accept"),
+    (Ledger, "accept_all"),
     (Ledger, "open_round"),
     (Ledger, "close_round"),
     (Ledger, "commit_round"),
