@@ -58,9 +58,9 @@ ARMED_CLIENTS = 2
 """Client processes that are killed: with more, sessions of nine seldom reach their threshold."""
 MASKING = {
     "group": 9, "min_group": 4, "sum_bits": 32, "precision": 1.0,
-    "phase_s": 5.0, "upload_s": 8.0, "session_s": 60.0,
+    "phase_s": 10.0, "upload_s": 15.0, "session_s": 90.0,
 }  # fmt: skip
-COHORT = {"goal": NUM_CLIENTS, "quorum": 4, "deadline_s": 10.0, "patience_s": 3.0}
+COHORT = {"goal": NUM_CLIENTS, "quorum": 4, "deadline_s": 15.0, "patience_s": 6.0}
 MAX_ABS = 0.25
 UNEXPECTED = "raised by servicer method"
 """What gRPC logs of an error that no code of the server expects."""

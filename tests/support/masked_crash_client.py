@@ -69,9 +69,9 @@ def tell_messages(told):
     store, say = MaskedOutbox.store, sessions.MaskedSession._say
     left, upload = MaskedRecord.leaves, tasks.MaskedTasks.__init__
 
-    def stored(self, offer, client, body, session):
+    def stored(self, *args):
         told("plain", hex=self.plain.read_bytes()[SAMPLE].hex())
-        return store(self, offer, client, body, session)
+        return store(self, *args)
 
     def leaves(self, update, session, repeats):
         left(self, update, session, repeats)
