@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.server.ledger import Ledger
+from fedloom.server.ledger import Ledger, updates
 from fedloom.server.storage.spool import SpoolFile
 
 pytestmark = pytest.mark.e2e
@@ -26,7 +26,7 @@ def test_an_update_is_synced_before_it_counts(runner, arena, monkeypatch):
     """A repeat changes nothing."""
     order = []
     noting(monkeypatch, order, SpoolFile, "sync", "synced")
-    noting(monkeypatch, order, Ledger, "accept", "accepted")
+    noting(monkeypatch, order, updates, "_accept", "accepted")
 
     async def main():
         async with arena.open_round() as opened:
