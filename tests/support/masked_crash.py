@@ -306,7 +306,8 @@ def main():
     print(f"secrets and samples searched for at every kill, in the end: {report.searched}")
     print(f"broken: {'; '.join(report.lost) or 'nothing'}")
     print(f"the bits of unmasked sums: {report.same_bits}")
-    return 0 if report.same_bits and not report.lost else 1
+    counted = sum(report.counted.values())
+    return 0 if report.same_bits and counted and not report.lost else 1
 
 
 if __name__ == "__main__":

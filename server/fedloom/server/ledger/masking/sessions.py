@@ -200,7 +200,7 @@ class MaskingSessions(Rounds):
 
     def finish_session(
         self, at: tuple[str, int, int], files: Mapping[str, str], size_bytes: int
-    ) -> None:
+    ) -> Collection[str]:
         """Store that the sum of a session is on disk: its members' updates count. Once.
 
         Args:
@@ -208,13 +208,16 @@ class MaskingSessions(Rounds):
             files: for each survivor the name of its body; empty where it has no tensors.
             size_bytes: of a body.
 
+        Returns:
+            The members whose recent failures this halves: those that nothing is held against.
+
         Raises:
             IntegrityError: the session does not wait for its sum.
         """
         with self._write() as connection:
             row = _locked(connection, at)
             if row["state"] == SessionState.DONE.value:
-                return
+                return ()
             if row["state"] != SessionState.UNMASKING.value or sorted(files) != row["masked"]:
                 raise IntegrityError(f"Session {at[2]} is {row['state']}: it has no sum yet.")
             column = masking_messages.c
@@ -239,11 +242,13 @@ class MaskingSessions(Rounds):
             kind = connection.execute(
                 sa.select(rounds.c.kind).filter_by(run=at[0], number=at[1])
             ).scalar()
-            well = clients.c.name.in_(files.keys() - at_fault)
-            connection.execute(after_success(well, evaluating=kind == EVALUATE))
+            well = files.keys() - at_fault
+            its = clients.c.name.in_(well)
+            connection.execute(after_success(its, evaluating=kind == EVALUATE))
             done = masking_sessions.update().filter_by(**_key(at))
             connection.execute(done.values(state=SessionState.DONE.value))
             _forget(connection, at)
+        return well
 
     def body_digest(self, run: str, number: int, client: str) -> str | None:
         """The identity of the masked update that is stored of a client; None without one."""

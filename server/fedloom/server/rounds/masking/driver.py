@@ -312,8 +312,6 @@ class MaskedRoundDriver(RoundDriver):
                 context.spool.discard(update.file)  # unread: nothing would protect it later
             raise
         crossing("masking.stored")
-        if first:
-            context.cool_offs.succeeded(client, evaluating=self._evaluating)
         self.feed(session_events.BodyStored(client))
         return first
 
@@ -412,7 +410,9 @@ class MaskedRoundDriver(RoundDriver):
             return
         await context.in_fold(self._masked_sum.write, number, found)
         names = {client: self._body(client) if form.specs else "" for client in members}
-        await context.in_ledger(context.ledger.finish_session, of.at, names, form.layout.size_bytes)
+        finish = context.ledger.finish_session
+        for client in await context.in_ledger(finish, of.at, names, form.layout.size_bytes):
+            context.cool_offs.succeeded(client, evaluating=self._evaluating)
         of.state = SessionState.DONE
         crossing("masking.unmasked")
         of.dealt.clear()
