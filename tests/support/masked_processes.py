@@ -92,7 +92,7 @@ class KilledServer:
             )  # fmt: skip
         until = time.monotonic() + PATIENCE_S
         while not ready.exists():
-            assert time.monotonic() < until, (self.directory / "log").read_text()[-2000:]
+            assert time.monotonic() < until, self._log()
             if self._process.poll() is not None:
                 break  # killed as it started
             time.sleep(0.02)
@@ -100,7 +100,7 @@ class KilledServer:
     def look(self):
         """Start the server again if it has killed itself."""
         if self._process.poll() is not None:
-            assert self._process.returncode == -signal.SIGKILL, self._process.returncode
+            assert self._process.returncode == -signal.SIGKILL, self._log()
             self.kills += 1
             self.start()
 
@@ -108,6 +108,9 @@ class KilledServer:
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             self._process.wait(PATIENCE_S)
+
+    def _log(self):
+        return (self.directory / "log").read_text()[-3000:]
 
     def result(self):
         """The run's row and its model."""
