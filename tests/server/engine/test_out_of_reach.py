@@ -197,6 +197,16 @@ def test_declines_alone_do_not_end_a_round():
     assert round_.wake_at == 600.0
 
 
+def test_a_round_says_why_its_members_declined():
+    """With the failures, if there are some: which of them matters, the reader decides."""
+    why = "a masked update of this model has left this device"
+    declined = [OfferDeclined(client, why) for client in "ab"]
+    [abandon] = failed(opened(), *declined).handle(Wake(), 600.0)
+    assert abandon.reason.endswith(f"by the deadline, got 0; 2 clients declined: {why}")
+    [abandon] = failed(opened(), declined[0], ClientFailed("b", SHAPES)).handle(Wake(), 600.0)
+    assert abandon.reason.endswith(f"; 1 client failed: {SHAPES}; 1 client declined: {why}")
+
+
 def test_the_grace_is_at_most_the_patience():
     assert both_failed(config=replace(CONFIG, patience_s=1.0)).wake_at == 2.0
     round_ = opened(replace(CONFIG, give_up_s=0.0))
@@ -244,6 +254,16 @@ def test_a_lower_goal_saves_the_round():
     assert round_.wake_at == 4.0
     round_.handle(ChangeGoal(3, 2), 2.0)
     assert (round_.clock.gives_up_in_s(2.0), round_.wake_at > 4.0) == (None, True)
+
+
+def test_a_restored_round_says_why_its_members_declined():
+    after = Round.restore(
+        CONFIG, select=uniform(1, 1), state=RoundState.REPORTING,
+        cohort={"a": Phase.DECLINED, "b": Phase.DECLINED}, accepted=set(), deadline_left_s=500.0,
+        now=1000.0, reasons={"a": "in use", "b": "in use"},
+    )  # fmt: skip
+    [abandon, *_] = after.handle(Wake(), 1500.0)
+    assert abandon.reason.endswith("got 0; 2 clients declined: in use")
 
 
 @pytest.mark.parametrize("paused", [False, True])

@@ -82,10 +82,17 @@ class Cohort:
 
     def failures(self) -> list[tuple[str, str, str]]:
         """Client, phase and reason of each member that failed, or whose update was refused."""
+        return self._that(Phase.FAILED, Phase.REFUSED)
+
+    def declines(self) -> list[tuple[str, str, str]]:
+        """Client, phase and reason of each member that declined."""
+        return self._that(Phase.DECLINED)
+
+    def _that(self, *ended: Phase) -> list[tuple[str, str, str]]:
         return [
             (client, phase.value, self._reasons.get(client, ""))
             for client, phase in self._phases.items()
-            if phase in (Phase.FAILED, Phase.REFUSED)
+            if phase in ended
         ]
 
     def counts(self) -> dict[Phase, int]:
@@ -105,7 +112,7 @@ class Cohort:
         return self._phases.get(client) in _AT_WORK
 
     def put(self, client: str, phase: Phase, reason: str = "") -> None:
-        """Add a client, or move it to another phase; `reason` is that of a failure or refusal."""
+        """Add a client, or move it to another phase; `reason` is why it ended."""
         before = self._phases.get(client)
         if before is not None:
             self._counts[before] -= 1

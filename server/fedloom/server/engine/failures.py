@@ -1,4 +1,4 @@
-"""What members of a round failed with: which failures are the same, and which is the commonest.
+"""Why members of a round ended without an update: what is the same, and what is the commonest.
 
 One place decides what "the same failure" is, for the engine, the ledger's summaries and alerts.
 """
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-FAILED, REFUSED = "failed", "refused"
+FAILED, REFUSED, DECLINED = "failed", "refused", "declined"
 LONGEST = 300
 """Characters that are kept of a message."""
 
@@ -28,10 +28,11 @@ _SAME: tuple[tuple[re.Pattern[str], str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Members that failed in the same way.
+    """Members that failed, or declined, in the same way.
 
     Attributes:
-        how: `FAILED`, on the device, or `REFUSED`, the update by the server.
+        how: `FAILED`, on the device; `REFUSED`, the update by the server; or `DECLINED`, the task
+            by the device.
         count: of these members.
         message: of one of them: an exception's type and text, or a refusal's code and text.
         client: that member.
@@ -74,7 +75,7 @@ def commonest(failures: Iterable[tuple[str, str, str]]) -> list[Failure]:
     """Failures by frequency, the commonest first, at most `KINDS`.
 
     Args:
-        failures: (client, how, message) of each member that failed.
+        failures: (client, how, message) of each member that failed, or of each that declined.
 
     >>> [each] = commonest([("a", "failed", "KeyError: 1"), ("b", "failed", "KeyError: 2")])
     >>> each.count, each.message, each.client
@@ -105,21 +106,25 @@ def in_words(kinds: list[Failure], total: int) -> str:
 
     Args:
         kinds: the commonest first.
-        total: members that failed in any way.
+        total: members that failed, or declined, in any way.
 
     >>> kinds = commonest([("a", "failed", "KeyError: 1."), ("b", "failed", "KeyError: 2.")])
     >>> in_words(kinds, 2)
     '2 clients failed: KeyError: 1'
     >>> in_words(kinds, 3)
     '3 clients failed, 2 of them with: KeyError: 1'
+    >>> in_words(commonest([("a", "declined", "The battery is low.")]), 1)
+    '1 client declined: The battery is low'
     """
     if not kinds:
         return ""
     first = kinds[0]
     clients = "1 client" if total == 1 else f"{total} clients"
     what = f": {first.message.rstrip(': .')}" if first.message else ""
+    verb = first.how
     if first.count < total:
         some = f", {first.count} of them with{what}" if what else ""
-        return f"{clients} failed{some}"
-    verb = "failed" if first.how == FAILED else "was refused" if total == 1 else "were refused"
+        return f"{clients} {DECLINED if verb == DECLINED else FAILED}{some}"
+    if verb == REFUSED:
+        verb = "was refused" if total == 1 else "were refused"
     return f"{clients} {verb}{what}"

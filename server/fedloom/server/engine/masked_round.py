@@ -113,7 +113,7 @@ class MaskedRound(Round):
             now: monotonic seconds.
             available: clients that are idle already.
             paused: whether the round stays paused; not while sessions are open.
-            reasons: of the members that failed or were refused, as text.
+            reasons: of the members that failed, were refused or declined, as text.
 
         Raises:
             IntegrityError: the stored round, or a session, contradicts itself.

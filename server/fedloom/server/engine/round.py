@@ -87,7 +87,7 @@ class Round(RoundEngine):
             now: monotonic seconds.
             available: clients that are idle already.
             paused: whether the round stays paused.
-            reasons: of the members that failed or were refused, as text.
+            reasons: of the members that failed, were refused or declined, as text.
 
         Raises:
             IntegrityError: the stored round contradicts itself.

@@ -54,7 +54,7 @@ def time_passed(engine: RoundEngine, _: events.Wake) -> list[RoundEffect]:
     return abandon(
         engine,
         f"{NO_QUORUM}: expected at least {engine.config.quorum} updates by the deadline, "
-        f"got {cohort.accepted}{_failed(engine)}",
+        f"got {cohort.accepted}{_ended_without(engine)}",
     )
 
 
@@ -228,15 +228,16 @@ def _give_up(engine: RoundEngine, missing: int) -> list[RoundEffect]:
     return abandon(
         engine,
         f"{OUT_OF_REACH}: {cohort.possible} of {config.quorum} updates are possible"
-        f"{_failed(engine)}",
+        f"{_ended_without(engine)}",
         # Those that declined might have succeeded.
         fault=nobody_left and cohort.failed == len(cohort) and are_alike(cohort.failures()),
     )
 
 
-def _failed(engine: RoundEngine) -> str:
-    failures = engine.cohort.failures()
-    return f"; {in_words(commonest(failures), len(failures))}" if failures else ""
+def _ended_without(engine: RoundEngine) -> str:
+    """How members ended without an update, with the commonest reasons."""
+    found = (engine.cohort.failures(), engine.cohort.declines())
+    return "".join(f"; {in_words(commonest(each), len(each))}" for each in found if each)
 
 
 def recruit(engine: RoundEngine) -> list[RoundEffect]:
