@@ -76,10 +76,10 @@ arrows: $(VENV)/.dev ## which package may import which
 
 # Four for two cores: workers often wait, for a server to end, say.
 unit: $(VENV)/.dev ## unit, property and end-to-end tests
-	pytest -n 4 --dist worksteal
+	scripts/pytest.sh -n 4 --dist worksteal
 
 long: $(VENV)/.dev ## the tests that take many seconds each: every kind of run under fire
-	pytest -q -n 3 --dist worksteal -m long
+	scripts/pytest.sh -q -n 3 --dist worksteal -m long
 
 matrix: $(VENV)/.dev ## every part of a run in every situation, simulated and deployed: 10 minutes
 	FEDLOOM_TEST_MATRIX=1 pytest -q -n 2 --dist loadscope -m 'long or not long' \
@@ -142,14 +142,14 @@ soak: $(VENV)/.dev ## CLIENTS streams (5000), 1 % of them leaving a minute, roun
 	nice python benchmarks/soak.py --clients $(CLIENTS) --minutes $(MINUTES)
 
 faults: $(VENV)/.dev ## networks, disks, clocks and processes that fail: 5 minutes, more as root
-	FEDLOOM_TEST_FAULTS=1 pytest -q -n 4 --dist loadscope tests/faults
+	FEDLOOM_TEST_FAULTS=1 scripts/pytest.sh -q -n 4 --dist loadscope tests/faults
 
 # Playwright alone: to install the extra `console-test` would replace fedloom's own files for a moment,
 # while targets beside this one run them.
 console: $(VENV)/.dev ## the console in a real browser, 6 minutes: chromium and npm; pictures in out/console
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt playwright
 	scripts/vendored.py --axe out/axe
-	FEDLOOM_TEST_CONSOLE=1 pytest -q tests/console
+	FEDLOOM_TEST_CONSOLE=1 scripts/pytest.sh -q tests/console
 
 $(DOCS)/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DOCS)
@@ -183,7 +183,7 @@ lint-deploy: $(DEPLOY_LINT)/.done ## container files, compose, Kubernetes, syste
 	scripts/lint_deploy.sh $(DEPLOY_LINT)
 
 package: $(VENV)/.dev $(SITE) ## build wheel, sdist and offline bundle, and install them: 4 minutes, a network
-	FEDLOOM_TEST_PACKAGE=1 pytest -q tests/packaging
+	FEDLOOM_TEST_PACKAGE=1 scripts/pytest.sh -q tests/packaging
 
 $(SUPPLY)/.done: constraints.txt
 	$(PYTHON) -m venv $(SUPPLY)
