@@ -93,18 +93,52 @@ def _trained(module, optimizer, dtype, batch):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
 @pytest.mark.parametrize("batch", [1, 10, 40])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_a_network_trains_like_with_autograd(network, batch):
+def test_a_network_trains_like_with_autograd(network, batch, dtype, least):
     """For few, some and many inputs; weights that are shared, used twice, frozen or batched."""
     make = NETWORKS[network]
-    usual, model = (kernels.seeded(make).double() for _ in range(2))
+    usual, model = (kernels.seeded(make).to(dtype) for _ in range(2))
     found = direct.of(model, cross_entropy)
-    expected = _trained(usual, loop.SGD, torch.float64, batch)
-    got = _trained(found, found.descent, torch.float64, batch)
+    expected = _trained(usual, loop.SGD, dtype, batch)
+    got = _trained(found, found.descent, dtype, batch)
     assert list(got) == list(expected) == [name for name, _ in model.named_parameters()]
     for name, value in got.items():
-        assert (value - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max()
+        assert (value - expected[name]).abs().max() <= least * expected[name].abs().max()
+
+
+def _ways(values):
+    """The same values in memory of several kinds."""
+    wide = torch.zeros(len(values), 2 * values.shape[1])
+    wide[:, ::2] = values
+    shifted = torch.zeros(values.numel() + 1)[1:].reshape(values.shape).copy_(values)
+    return values, values.t().contiguous().t(), wide[:, ::2], shifted
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+@pytest.mark.parametrize("batch", [1, 4, 5, 10, 33])
+@pytest.mark.parametrize(("inner", "outer"), [(3136, 512), (512, 600), (17, 5)])
+def test_products_are_those_of_float64_within_rounding(
+    onednn, batch, inner, outer, monkeypatch
+):
+    """Against float64, for values anywhere in memory; and the same bits however often."""
+    if onednn and not direct._has_onednn():
+        pytest.skip("PyTorch has no oneDNN here")
+    monkeypatch.setattr(direct, "_has_onednn", lambda: onednn)
+    rng = torch.Generator().manual_seed(batch)
+    x = torch.randn(batch, inner, generator=rng)
+    weight, bias = torch.randn(outer, inner, generator=rng), torch.randn(outer, generator=rng)
+    wanted = x.double() @ weight.double().t()
+    least = 4 * inner**0.5 * torch.finfo(torch.float32).eps * (x.abs() @ weight.abs().t()).max()
+    for some in _ways(x):
+        for weights in _ways(weight):
+            got = direct._times(some, weights, bias)
+            assert (got - (wanted + bias)).abs().max() <= least
+            assert torch.equal(got, direct._times(some, weights, bias))
+            assert (direct._times(some, weights, None) - wanted).abs().max() <= least
+    row = x[:1].expand(batch, inner)  # as a sum's gradient
+    assert (direct._times(row, weight, None) - wanted[:1]).abs().max() <= least
 
 
 def test_a_large_weight_never_has_a_gradient():

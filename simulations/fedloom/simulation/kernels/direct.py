@@ -3,9 +3,10 @@
 The gradient of a weight W [out, in] is dᵀh, for inputs h [B, in] and the gradient d [B, out] of
 outputs. Autograd writes it; descent reads it and writes W. In McMahan's CNN, whose 512 × 3136
 weight has 6.4 MB, that was the largest cost after the convolutions. Here backward passes keep d and
-h, and the step is W ← W − η dᵀh in one matrix product. Two more savings: for small batches scores
-are computed as W hᵀ, twice as fast as h Wᵀ; ReLU follows the maximum of a pooling window, where a
-quarter of the values is left. Together 1.2 times the speed on that CNN, one thread.
+h, and the step is W ← W − η dᵀh in one matrix product. Two more savings: oneDNN computes h Wᵀ and
+dW, where PyTorch would take MKL, which took two to three times as long on AMD's CPUs; ReLU follows
+the maximum of a pooling window, where a quarter of the values is left. Together 1.3 times the speed
+on that CNN, one thread.
 
 Source: the product of a batch's inputs and gradients as in `fused`. Maximum and ReLU commute, as
 both are monotone; where they pick different inputs of a window the gradient is zero.
@@ -15,6 +16,7 @@ results differ from autograd's by rounding; parameters have the model's names.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,8 +30,8 @@ from fedloom.client.torch import loop
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _LARGE = 1 << 18
 """Least number of weights of a layer: steps on 1 to 600 inputs are then 1.1 to 3 times as fast."""
-_BATCHES = range(8, 33)
-"""Inputs for which W hᵀ was faster than h Wᵀ in such layers: 1.3 to 2 times (MKL, AVX-512)."""
+_FEW = 4
+"""Inputs up to which MKL is as fast as oneDNN in such layers."""
 
 Waiting = list[tuple[Tensor, Tensor, Tensor]]
 """Weights W, gradients d and inputs h of the products still to subtract."""
@@ -137,22 +139,28 @@ class _Product(Function):
         ctx: Any, h: Tensor, weight: Tensor, bias: Tensor | None, waiting: Waiting
     ) -> Tensor:
         ctx.kept = weight, h, waiting  # not saved tensors: a weight changes before the next use
-        return _scores(h, weight, bias)
+        return _times(h, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
         weight, h, waiting = ctx.kept
         waiting.append((weight, d, h))
-        below = torch.mm(d, weight) if ctx.needs_input_grad[0] else None
+        below = _times(d, weight.t(), None) if ctx.needs_input_grad[0] else None
         return below, None, d.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
-def _scores(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if bias is None or len(h) not in _BATCHES or not weight.is_cpu:
-        return functional.linear(h, weight, bias)
-    scores = h.new_empty(len(h), len(weight))
-    return torch.add(torch.mm(weight, h.t()).t(), bias, out=scores)
+def _times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute x Wᵀ + b, as `functional.linear` but for rounding."""
+    if len(x) <= _FEW or not (x.is_cpu and x.dtype is torch.float32 and _has_onednn()):
+        return functional.linear(x, weight, bias)
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # noqa: SLF001 - no public operator takes plain tensors
+    return found
+
+
+@cache
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
 
 
 def _leaves(model: nn.Sequential) -> Iterator[nn.Module]:
