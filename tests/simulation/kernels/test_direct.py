@@ -119,9 +119,7 @@ def _ways(values):
 @pytest.mark.parametrize("onednn", [True, False])
 @pytest.mark.parametrize("batch", [1, 4, 5, 10, 33])
 @pytest.mark.parametrize(("inner", "outer"), [(3136, 512), (512, 600), (17, 5)])
-def test_products_are_those_of_float64_within_rounding(
-    onednn, batch, inner, outer, monkeypatch
-):
+def test_products_are_those_of_float64_within_rounding(onednn, batch, inner, outer, monkeypatch):
     """Against float64, for values anywhere in memory; and the same bits however often."""
     if onednn and not direct._has_onednn():
         pytest.skip("PyTorch has no oneDNN here")
