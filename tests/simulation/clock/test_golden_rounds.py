@@ -43,13 +43,13 @@ ROUNDS = {
     "come and go, short patience": (ABSENT, PLAIN | {"patience_s": 2.0}, "4fae1e3b67cd"),
     "no replacements": (ABSENT, PLAIN | {"replace": False}, "7428eb8f19b5"),
     "many candidates": (ABSENT, PLAIN | {"candidates": 430}, "d6c84c890dbf"),
-    "too short a deadline": (ABSENT, PLAIN | {"deadline_s": 8.0, "quorum": 90}, "e39d02dd913e"),
+    "too short a deadline": (ABSENT, PLAIN | {"deadline_s": 8.0, "quorum": 90}, "dbf0a5197f07"),
     "nobody to spare": (RARE, PLAIN | {"patience_s": 5.0, "goal": 90}, "a6147b317af8"),
     "everybody is asked": (TROUBLE, PLAIN | {"goal": 900, "over_selection": 1.1}, "a6e010fb0822"),
     "out of reach": (
         TROUBLE | {"failure": 0.9},
         PLAIN | {"goal": 900, "quorum": 800},
-        "e4928619b4f7",
+        "d7248feb28a4",
     ),
 }
 
