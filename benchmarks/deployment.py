@@ -19,6 +19,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+from stopwatch import events_in
 
 from fedloom.cli.connection.api_client import Control
 from fedloom.client.config import template
@@ -151,9 +152,8 @@ class Deployment:
         return row
 
     def events(self):
-        """What the stop-watches saw: (name, begin, end) by the monotonic clock."""
-        lines = self.events_file.read_text().splitlines()
-        return [(n, float(a), float(b)) for n, a, b in (line.split() for line in lines)]
+        """What the server's stop-watches saw."""
+        return events_in(self.events_file)
 
     def rounds(self, run):
         """The ledger's rows of a run's committed rounds."""

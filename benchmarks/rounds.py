@@ -84,8 +84,8 @@ def measure(num_values, num_rounds, num_clients):
     opened = [r.opened_at for r in rows] + [row["ended_at"]]
     seconds = [b - a for a, b in itertools.pairwise(opened)][WARM_UP:]
     watched = {}
-    for name, begin, end in events:
-        watched[name] = watched.get(name, 0.0) + (end - begin) / total
+    for event in events:
+        watched[event.name] = watched.get(event.name, 0.0) + (event.end - event.begin) / total
     return {
         "values": num_values,
         "clients": num_clients,

@@ -2,20 +2,19 @@
 
 Usage: serve.py STATE_DIR READY_FILE EVENTS_FILE
 
-Each watched call leaves a line: its name, and when it began and ended by the monotonic clock,
-which all processes of a machine share.
+Each watched call leaves a line, a `stopwatch.Event`.
 """
 
-import functools
 import logging
 import os
 import sys
-import time
 from pathlib import Path
 
 from fedloom.server.app import run  # first: it tunes the allocator before grpc is loaded
 
 # isort: split
+
+from stopwatch import watch
 
 from fedloom.server.ledger import Ledger
 from fedloom.server.rounds.fold import Folder
@@ -37,26 +36,12 @@ WATCHED = (
 )
 
 
-def watch(owner, name, file):
-    call = getattr(owner, name)
-
-    @functools.wraps(call)
-    def watched(*args, **kwargs):
-        begin = time.monotonic()
-        try:
-            return call(*args, **kwargs)
-        finally:
-            file.write(f"{name} {begin:.6f} {time.monotonic():.6f}\n")
-
-    setattr(owner, name, watched)
-
-
-def main():
+def main(watched=WATCHED):
     state, ready, events = map(Path, sys.argv[1:])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     with events.open("a", buffering=1) as file:
-        for owner, name in WATCHED:
-            watch(owner, name, file)
+        for owner, name, *label in watched:
+            watch(owner, name, file, *label)
         run(state, ready=ready)
 
 

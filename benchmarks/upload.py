@@ -213,16 +213,16 @@ def one(deployment, clients, peer_pid, run, number):
     accepted_cpu = cpu_s(deployment.pid) - cpu
     while len(deployment.rounds(run)) < number:
         time.sleep(0.05)
-    events = [e for e in deployment.events() if e[1] >= first]
+    events = [e for e in deployment.events() if e.begin >= first]
     found |= {
         "accepted_s": last - first,
-        "folded_s": max(end for name, _, end in events if name == "fold") - first,
-        "committed_s": max(end for name, _, end in events if name == "commit_round") - first,
+        "folded_s": max(e.end for e in events if e.name == "fold") - first,
+        "committed_s": max(e.end for e in events if e.name == "commit_round") - first,
         "accepted_server_cpu_s_per_gb": accepted_cpu / size,
         "server_cpu_s_per_gb": (cpu_s(deployment.pid) - cpu) / size,
         "client_cpu_s_per_gb": client_cpu / size,
-        "sync_s": sum(b - a for n, a, b in events if n == "fdatasync" and b < last),
-        "fold_s": sum(b - a for n, a, b in events if n == "fold"),
+        "sync_s": sum(e.end - e.begin for e in events if e.name == "fdatasync" and e.end < last),
+        "fold_s": sum(e.end - e.begin for e in events if e.name == "fold"),
         "gb": size,
     }
     print(
