@@ -8,7 +8,6 @@ Prints tables and writes out/profile_rounds.json.
 
 import argparse
 import logging
-import multiprocessing
 import shutil
 import signal
 import subprocess
@@ -24,7 +23,6 @@ from stopwatch import events_in, watch
 
 from fedloom.client import run
 
-SPAWN = multiprocessing.get_context("spawn")
 EVENTS = "events"
 POLL_S = 0.02
 IDLE = 0.03

@@ -82,13 +82,13 @@ class Cohort:
 
     def failures(self) -> list[tuple[str, str, str]]:
         """Client, phase and reason of each member that failed, or whose update was refused."""
-        return self._that(Phase.FAILED, Phase.REFUSED)
+        return self._members_in(Phase.FAILED, Phase.REFUSED)
 
     def declines(self) -> list[tuple[str, str, str]]:
         """Client, phase and reason of each member that declined."""
-        return self._that(Phase.DECLINED)
+        return self._members_in(Phase.DECLINED)
 
-    def _that(self, *ended: Phase) -> list[tuple[str, str, str]]:
+    def _members_in(self, *ended: Phase) -> list[tuple[str, str, str]]:
         return [
             (client, phase.value, self._reasons.get(client, ""))
             for client, phase in self._phases.items()
