@@ -11,6 +11,7 @@ from fedloom.cli.main import main
 from fedloom.protocol.errors import Code, UsageError
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import SessionState
+from fedloom.server.fleet.upload_body import IncomingBody
 from support import federation as wire
 from support.agents import result, submit, until
 from support.door import _Connection
@@ -126,6 +127,31 @@ def test_a_member_may_drop_out_in_each_phase(tmp_path, phase):
         assert reported == {d.name for d in counted}
         assert all(d.told[-1] == "done" for d in counted)
         assert bool(devices[2].withdrawn) == gone
+
+    played(tmp_path, scenario)
+
+
+def test_a_body_whose_session_ends_while_it_is_synced_is_refused(tmp_path, monkeypatch):
+    """The member learns that it is too late; the server keeps no byte of the body."""
+    finish = IncomingBody.finish
+
+    async def scenario(federation, devices):
+        run = await submit(federation, ZEROS, **short())
+
+        async def slowly(body):
+            stats = await finish(body)
+            if body._file.name.endswith(".d2"):
+                await until(lambda: sessions_of(federation, run)[0].state.is_over)
+            return stats
+
+        monkeypatch.setattr(IncomingBody, "finish", slowly)
+        started(devices)
+        row = await finished(federation, run)
+        assert row.state == "finished", row.reason
+        check_model(federation, run, [d for d in devices if d is not devices[2]])
+        await until(lambda: devices[2].answers)
+        assert devices[2].answers[0].code is Code.ROUND_CLOSED
+        assert not [p for p in (tmp_path / "spool").iterdir() if p.name.startswith(run)]
 
     played(tmp_path, scenario)
 

@@ -298,14 +298,16 @@ class MaskedRoundDriver(RoundDriver):
             Refusal: the session accepts no more, or another body was accepted.
         """
         context, client = self._context, update.client
-        session = self.engine.session_of(client)
-        assert session is not None
-        of, header = self._open_sessions[session.number], context.spool.header(update.file)
-        raw = header.SerializeToString(deterministic=True)  # its digest is the update's identity
         crossing("accept.before")
         try:
+            self.check_open(client, update.round)  # may have closed while the body was synced
+            session = self.engine.session_of(client)
+            assert session is not None
+            header = context.spool.header(update.file)
+            raw = header.SerializeToString(deterministic=True)  # the update's identity hashes it
+            at = self._open_sessions[session.number].at
             first = await context.in_ledger(
-                context.ledger.store_session_message, of.at, BODY, client, raw
+                context.ledger.store_session_message, at, BODY, client, raw
             )
         except Refusal as refusal:
             if refusal.code is Code.ROUND_CLOSED:
