@@ -8,6 +8,7 @@ clients. `--flower PYTHON` has an interpreter with flwr make as many masks of th
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -43,7 +44,10 @@ print((time.process_time() - begun) / 4 * masks)
 def printed(python, program, *words):
     """The number that a program prints: seconds of CPU time."""
     command = [python, "-c", program, *map(str, words)]
-    return float(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    env = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+    return float(
+        subprocess.run(command, capture_output=True, check=True, text=True, env=env).stdout
+    )
 
 
 def session(size, values, bits, *, gone, threads, clock):
@@ -139,8 +143,8 @@ def main():
     found = {step: statistics.median(run[step] for run in runs) for step in runs[0]}
     for module in ("protocol.masking.member", "client.masking.tasks"):
         program = IMPORT.format(module=f"fedloom.{module}")
-        times = [printed(sys.executable, program) for _ in range(3)]
-        found[f"import {module}"] = statistics.median(times)
+        times = [printed(sys.executable, program) for _ in range(4)]
+        found[f"import {module}"] = statistics.median(times[1:])  # the first one compiles
     if given.sessions:
         sizes = (given.group, given.values, given.bits)
         more = (
