@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from fedloom.client.torch import loop
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation import models
+from fedloom.simulation.kernels import fused
 from fedloom.simulation.kernels.fused import Fused
 from fedloom.simulation.kernels.resident import Resident
 from fedloom.strategies import FedProx, Plain
@@ -65,6 +66,26 @@ def _difference(make, people, task, dtype):
         found += [np.abs(ours[n] - v).max() / np.abs(v).max() for n, v in theirs.items()]
         assert any(np.any(delta) for delta in kernels.deltas(fused).values())
     return max(found)
+
+
+@pytest.mark.parametrize("rule", [Plain(), FedProx(mu=0.5)], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("model", MAKERS)
+def test_the_compiled_steps_have_the_bits_of_the_interpreted_ones(model, rule, monkeypatch):
+    """Also of a last batch that is smaller; compiling works with the torch that is installed."""
+    assert fused._compiled() is not fused._train
+    make = lambda: kernels.seeded(MAKERS[model])  # noqa: E731
+    people, task = kernels.population(), kernels.task(rule=rule, evaluate=True)
+
+    def trained():
+        kernel = Fused(make(), cross_entropy, people, kernels.CPU)
+        return list(kernel.work(kernels.received(make()), task, kernels.jobs()))
+
+    compiled = trained()
+    monkeypatch.setattr(fused, "_compiled", lambda: fused._train)
+    for one, other in zip(compiled, trained(), strict=True):
+        assert one.training == other.training
+        ours, theirs = kernels.values(one), kernels.values(other)
+        assert all(ours[name].tobytes() == theirs[name].tobytes() for name in theirs)
 
 
 @pytest.mark.long

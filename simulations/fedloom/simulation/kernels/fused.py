@@ -16,9 +16,11 @@ Invariant: the examples of every step are those of `fedloom.client.torch.batches
 from `resident` only by rounding.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,14 +35,7 @@ from fedloom.simulation.kernels import chain
 from fedloom.simulation.kernels.base import ClientJob, RoundTask
 from fedloom.simulation.kernels.losses import is_cross_entropy
 from fedloom.simulation.kernels.one_by_one import Fitted, OneByOne
-from fedloom.strategies import ClientRule, FedProx, Plain, RoundSettings
-
-_aten = torch.ops.aten
-_APPLY: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu_,
-    "tanh": torch.tanh_,
-    "sigmoid": torch.sigmoid_,
-}
+from fedloom.strategies import ClientRule, FedProx, Plain
 
 
 class Fused(OneByOne):
@@ -48,8 +43,8 @@ class Fused(OneByOne):
 
     def prepare(self) -> None:
         """Take the layers of the chain."""
-        self._layers = [_Layer.of(link) for link in chain.links(self.model)]
-        last = self._layers[-1].weight
+        self._chain = _chain_of(chain.links(self.model))
+        last = self._chain.weights[-1]
         self._one_hot = torch.eye(len(last), dtype=last.dtype, device=self.device)
 
     @staticmethod
@@ -78,142 +73,151 @@ class Fused(OneByOne):
         """Train without autograd."""
         settings, size = task.settings, len(self.holdings.shard(job.client))
         pull = settings.learning_rate * (task.rule.mu if isinstance(task.rule, FedProx) else 0.0)
-        for layer in self._layers:
-            layer.start(pull)
+        start = _copy(self._chain) if pull else self._chain
         steps = num_steps(size, settings)
         totals = loop.MetricSums()
         x, y = self.holdings.train(job.client, torch.arange(0))
         for epoch, order in enumerate(_orders(size, steps, settings.batch_size, job.seed)):
             if order is not None or not len(y):
                 x, y = self.holdings.train(job.client, order)
-            inputs = self.holdings.augmented(job.client, x, (job.seed, epoch), order)
-            scores = self._pass(inputs.flatten(1), y, settings, 1 - pull)
+            inputs = self.holdings.augmented(job.client, x, (job.seed, epoch), order).flatten(1)
+            targets = self._one_hot.index_select(0, y)
+            scores = torch.empty_like(targets)
+            _compiled()(
+                *(self._chain, start, inputs, targets, scores),
+                batch_size=settings.batch_size or len(y), rate=settings.learning_rate, pull=pull,
+            )  # fmt: skip
             totals.add(cross_entropy(scores, y), scores, y)
         return totals, self.state.parts()
 
-    def _pass(self, x: Tensor, y: Tensor, settings: RoundSettings, keep: float) -> Tensor:
-        """One step for each batch in order; returns the scores of each example before its step."""
-        targets = self._one_hot.index_select(0, y)
-        scores = torch.empty_like(targets)
-        size = 0
-        spaces: list[_Space] = []
-        cut = (
-            torch.split(tensor, settings.batch_size or len(y)) for tensor in (x, targets, scores)
-        )
-        for inputs, target, out in zip(*cut, strict=True):
-            if len(inputs) != size:
-                size, spaces = len(inputs), self._spaces(len(inputs))
-            self._step(spaces, (inputs, target, out), -settings.learning_rate / size, keep)
-        return scores
 
-    def _spaces(self, batch: int) -> "list[_Space]":
-        return [layer.space(batch) for layer in self._layers]
+class _Chain(NamedTuple):
+    """Linear layers, each with an activation; the tensors are shared with the model.
 
-    def _step(
-        self,
-        spaces: "list[_Space]",
-        batch: tuple[Tensor, Tensor, Tensor],
-        alpha: float,
-        keep: float,
-    ) -> None:
-        """One step on inputs, one-hot targets and a buffer for the scores; α is −η/B."""
-        h, target, scores = batch
-        below: list[Tensor] = []
-        for layer, space in zip(self._layers, spaces, strict=True):
+    Attributes:
+        weights: of each layer, [out, in].
+        biases: [out], or [0] where the layer has none.
+        activations: "relu", "tanh", "sigmoid", or empty.
+    """
+
+    weights: list[Tensor]
+    biases: list[Tensor]
+    activations: list[str]
+
+
+def _chain_of(links: Sequence[chain.Link]) -> _Chain:
+    weights = [link.linear.weight.detach() for link in links]
+    biases = [
+        weight.new_empty(0) if link.linear.bias is None else link.linear.bias.detach()
+        for link, weight in zip(links, weights, strict=True)
+    ]
+    return _Chain(weights, biases, [link.activation for link in links])
+
+
+def _copy(layers: _Chain) -> _Chain:
+    weights, biases = ([tensor.clone() for tensor in each] for each in layers[:2])
+    return _Chain(weights, biases, layers.activations)
+
+
+# ---- compiled by TorchScript, so in the part of Python that it has ------------------------------
+
+
+def _train(
+    layers: _Chain, start: _Chain, x: Tensor, targets: Tensor, scores: Tensor,
+    *, batch_size: int, rate: float, pull: float,
+) -> None:  # fmt: skip
+    """Take one step for each batch in order.
+
+    Args:
+        layers: of the model.
+        start: their values before the client's training; read if there is a pull.
+        x: [examples, in].
+        targets: one-hot, [examples, classes].
+        scores: of each example before its step; written, [examples, classes].
+        batch_size: examples of a step; the last one may have fewer.
+        rate: η.
+        pull: ημ, towards the values of `start`.
+    """
+    weights, last = layers.weights, len(layers.weights) - 1
+    ones, outputs, gradients = _spaces(weights, 0)
+    for begin in range(0, x.size(0), batch_size):
+        h = x[begin : begin + batch_size]
+        if h.size(0) != ones.size(0):
+            ones, outputs, gradients = _spaces(weights, h.size(0))
+        outputs[last] = scores[begin : begin + batch_size]
+        below = [h]
+        for k, out in enumerate(outputs):
+            _forward(layers, k, h, out)
+            h = out
             below.append(h)
-            h = layer.forward(h, scores if space is spaces[-1] else space.output)
-        torch.softmax(scores, 1, out=spaces[-1].gradient).sub_(target)
-        for number in range(len(spaces) - 1, -1, -1):
-            layer, space = self._layers[number], spaces[number]
-            if number:
-                torch.mm(space.gradient, layer.weight, out=spaces[number - 1].gradient)
-                self._layers[number - 1].backward(spaces[number - 1])
-            layer.step(space, below[number], alpha, keep)
+        torch.softmax(h, 1, out=gradients[last])
+        gradients[last].sub_(targets[begin : begin + batch_size])
+        for k in range(last, -1, -1):
+            d = gradients[k]
+            if k > 0:
+                torch.mm(d, weights[k], out=gradients[k - 1])
+                _backward(layers.activations[k - 1], gradients[k - 1], below[k])
+            of = rate / ones.size(0)
+            _step(layers, start, k, d.t(), below[k], ones=ones, rate=of, pull=pull)
 
 
-@dataclass(slots=True)
-class _Space:
-    """A layer's buffers for a batch.
+def _spaces(weights: list[Tensor], size: int) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """For a batch of this size: ones [B]; of each layer h and d at its output, [B, out]."""
+    outputs = [weight.new_empty([size, weight.size(0)]) for weight in weights]
+    return weights[0].new_ones([size]), outputs, [torch.empty_like(out) for out in outputs]
 
-    Attributes:
-        output: h [B, out].
-        gradient: d at the output before the activation, [B, out].
-        gradient_t: its transpose, a view.
-        ones: [B].
+
+def _forward(layers: _Chain, k: int, h: Tensor, out: Tensor) -> None:
+    weight, bias, activation = layers.weights[k], layers.biases[k], layers.activations[k]
+    if bias.size(0) > 0:
+        torch.addmm(bias, h, weight.t(), out=out)
+    else:
+        torch.mm(h, weight.t(), out=out)
+    if activation == "relu":
+        torch.relu_(out)
+    elif activation == "tanh":
+        torch.tanh_(out)
+    elif activation == "sigmoid":
+        torch.sigmoid_(out)
+
+
+def _backward(activation: str, d: Tensor, h: Tensor) -> None:
+    """The gradient after an activation with output h becomes the one before it, in place."""
+    if activation == "relu":
+        torch.ops.aten.threshold_backward(d, h, 0, grad_input=d)
+    elif activation == "tanh":
+        torch.ops.aten.tanh_backward(d, h, grad_input=d)
+    elif activation == "sigmoid":
+        torch.ops.aten.sigmoid_backward(d, h, grad_input=d)
+
+
+def _step(
+    layers: _Chain, start: _Chain, k: int, d_t: Tensor, h: Tensor,
+    *, ones: Tensor, rate: float, pull: float,
+) -> None:  # fmt: skip
+    weight, bias = layers.weights[k], layers.biases[k]
+    weight.addmm_(d_t, h, beta=1 - pull, alpha=-rate)
+    if bias.size(0) > 0:
+        bias.addmv_(d_t, ones, beta=1 - pull, alpha=-rate)
+    if pull != 0.0:
+        weight.add_(start.weights[k], alpha=pull)
+        bias.add_(start.biases[k], alpha=pull)
+
+
+@cache
+def _compiled() -> Callable[..., None]:
+    """`_train` without Python's interpreter, with the same bits; itself where that cannot be had.
+
+    A step of a small network takes 16 calls of torch, and Python took a third of its time.
+    TorchScript is deprecated; its successors need a C++ compiler on the machine that runs this.
     """
-
-    output: Tensor
-    gradient: Tensor
-    gradient_t: Tensor
-    ones: Tensor
-
-
-@dataclass(slots=True)
-class _Layer:
-    """A linear layer and its activation.
-
-    Attributes:
-        weight: shared with the model, [out, in].
-        bias: shared with the model, [out].
-        activation: a key of `_APPLY`, or empty.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    activation: str
-    weight_t: Tensor
-    pull: float = 0.0
-    anchors: Sequence[Tensor] = ()
-    spaces: dict[int, _Space] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, link: chain.Link) -> "_Layer":
-        weight = link.linear.weight.detach()
-        bias = None if link.linear.bias is None else link.linear.bias.detach()
-        return cls(weight, bias, link.activation, weight.t())
-
-    def start(self, pull: float) -> None:
-        """Begin a client's training, with the pull ημ towards the initial weights."""
-        self.pull = pull
-        held = (self.weight,) if self.bias is None else (self.weight, self.bias)
-        self.anchors = tuple(tensor.clone() for tensor in held) if pull else ()
-
-    def space(self, batch: int) -> _Space:
-        """Buffers for a batch of this size; at most three sizes are kept."""
-        if (found := self.spaces.get(batch)) is None:
-            if len(self.spaces) > 2:
-                self.spaces.clear()
-            output, gradient = (self.weight.new_empty(batch, len(self.weight)) for _ in range(2))
-            ones = self.weight.new_ones(batch)
-            found = self.spaces[batch] = _Space(output, gradient, gradient.t(), ones)
-        return found
-
-    def forward(self, h: Tensor, out: Tensor) -> Tensor:
-        if self.bias is None:
-            torch.mm(h, self.weight_t, out=out)
-        else:
-            torch.addmm(self.bias, h, self.weight_t, out=out)
-        return _APPLY[self.activation](out) if self.activation else out
-
-    def backward(self, space: _Space) -> None:
-        """The gradient after the activation becomes the one before it, in place."""
-        d, h = space.gradient, space.output
-        match self.activation:
-            case "relu":
-                _aten.threshold_backward.grad_input(d, h, 0, grad_input=d)
-            case "tanh":
-                _aten.tanh_backward.grad_input(d, h, grad_input=d)
-            case "sigmoid":
-                _aten.sigmoid_backward.grad_input(d, h, grad_input=d)
-
-    def step(self, space: _Space, h: Tensor, alpha: float, keep: float) -> None:
-        self.weight.addmm_(space.gradient_t, h, beta=keep, alpha=alpha)
-        if self.bias is not None:
-            self.bias.addmv_(space.gradient_t, space.ones, beta=keep, alpha=alpha)
-        if self.pull:
-            self.weight.add_(self.anchors[0], alpha=self.pull)
-            if self.bias is not None:
-                self.bias.add_(self.anchors[1], alpha=self.pull)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            found: Callable[..., None] = torch.jit.script(_train)
+        except (AttributeError, OSError, RuntimeError):  # no such compiler, or no source file
+            return _train
+    return found
 
 
 def _orders(num_examples: int, steps: int, batch_size: int, seed: int) -> Iterator[Tensor | None]:
