@@ -130,7 +130,8 @@ class MaskedCrashTest(CrashTest):
         if self.stands_still:
             return True
         if state == "paused":
-            again = ["fedloom", "run", "resume", "crash-1", "--dir", str(self.state)]
+            command = str(Path(sys.executable).with_name("fedloom"))
+            again = [command, "run", "resume", "crash-1", "--dir", str(self.state)]
             subprocess.run(again, check=False, capture_output=True, timeout=60)
             return False
         return super().finished()
