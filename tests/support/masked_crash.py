@@ -131,7 +131,7 @@ class MaskedCrashTest(CrashTest):
             return True
         if state == "paused":
             command = str(Path(sys.executable).with_name("fedloom"))
-            again = [command, "run", "resume", "crash-1", "--dir", str(self.state)]
+            again = [command, "run", "resume", "crash-1", "--yes", "--dir", str(self.state)]
             subprocess.run(again, check=False, capture_output=True, timeout=60)
             return False
         return super().finished()
