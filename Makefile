@@ -22,7 +22,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which would each compile all
 
 .DEFAULT_GOAL := help
-.PHONY: docs diagrams console fuzz help demo papers examples compiled test lint types platforms arrows unit long matrix flower flower-examples hf crash faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
+.PHONY: docs diagrams console fuzz help demo papers examples compiled test lint types platforms arrows unit long matrix flower flower-examples hf crash cost faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -134,6 +134,9 @@ same: $(VENV)/.dev ## compare the models of the commit OLD with this one's, case
 
 crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare the bits; MASKED=1: in masked rounds
 	python tests/support/$(if $(MASKED),masked_)crash.py --kills $(KILLS) --seed $(SEED)
+
+cost: $(VENV)/.dev ## instructions of kernels and of a round against benchmarks/cost.json: two minutes, valgrind
+	python benchmarks/cost.py $(CASES)
 
 hostile: $(VENV)/.dev ## rounds of 20 clients beside floods and slow peers, kind by kind: half an hour, loopback only
 	python benchmarks/hostile.py $(if $(KINDS),--kinds $(KINDS))
