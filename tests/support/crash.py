@@ -106,6 +106,13 @@ class Report:
         return sum(self.kills.values())
 
 
+def has_finished(row):
+    """Whether a run has finished; it must not have ended otherwise."""
+    if row.state not in ("running", "finished"):
+        raise AssertionError(f"the run is {row.state}: {row.reason}")
+    return row.state == "finished"
+
+
 class Process:
     """A process that is restarted whenever it ends."""
 
@@ -423,9 +430,7 @@ class CrashTest:
         ledger = Ledger.in_directory(self.state)
         row = ledger.run("crash-1")
         ledger.close()
-        if row.state not in ("running", "finished"):
-            raise AssertionError(f"the run is {row.state}: {row.reason}")
-        return row.state == "finished"
+        return has_finished(row)
 
     def judge(self):
         ledger = Ledger.in_directory(self.state)

@@ -36,7 +36,7 @@ from fedloom.strategies import DELTA, Full, Partial, weight_units
 from fedloom.strategies.exact.partial import TensorSpec
 
 sys.path.insert(0, str(Path(__file__).parent))
-from crash import CLIENT_PLACES, NUM_CLIENTS, SERVER_PLACES, CrashTest
+from crash import CLIENT_PLACES, NUM_CLIENTS, SERVER_PLACES, CrashTest, has_finished
 from crash_client import local_step
 
 SESSION_SERVER_PLACES = {
@@ -125,16 +125,15 @@ class MaskedCrashTest(CrashTest):
         row = ledger.run("crash-1")
         members = ledger.members("crash-1", row.last_round)
         ledger.close()
-        state, spent = row.state, [m.client for m in members if m.reason.startswith(SPENT)]
-        self.stands_still = state == "paused" and NUM_CLIENTS - len(spent) < COHORT["quorum"]
-        if self.stands_still:
-            return True
-        if state == "paused":
+        if row.state != "paused":
+            return has_finished(row)
+        spent = [m.client for m in members if m.reason.startswith(SPENT)]
+        self.stands_still = NUM_CLIENTS - len(spent) < COHORT["quorum"]
+        if not self.stands_still:
             command = str(Path(sys.executable).with_name("fedloom"))
             again = [command, "run", "resume", "crash-1", "--yes", "--dir", str(self.state)]
             subprocess.run(again, check=False, capture_output=True, timeout=60)
-            return False
-        return super().finished()
+        return self.stands_still
 
     # ---- findings --------------------------------------------------------------------------------
 
