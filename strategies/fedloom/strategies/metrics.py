@@ -16,7 +16,8 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import accumulate
 from operator import mul
 from typing import Any, TypeAlias
@@ -167,6 +168,77 @@ class Summary:
         if differ:
             found["disagree"] = differ
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class SummedMetrics:
+    """The exact sums of some clients' metrics, which add up over groups of clients.
+
+    Attributes:
+        num_examples: of all clients.
+        values: by metric, numbers whose sum is that of weight times value, and likewise of the
+            weights.
+    """
+
+    num_examples: int = 0
+    values: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
+
+    def means(self) -> dict[str, float]:
+        """The weighted mean of each metric."""
+        return {
+            name: _sum(list(products)) / math.fsum(weights)
+            for name, (products, weights) in sorted(self.values.items())
+        }
+
+
+def summed(every: Iterable[SummedMetrics]) -> SummedMetrics:
+    """Add sums of metrics up; the means of the result do not depend on how clients are grouped.
+
+    >>> parts = [SummedMetrics(1, {"loss": ([0.5], [1.0])}), SummedMetrics(3, {"loss": ([3.0], [3.0])})]
+    >>> summed(parts).means()
+    {'loss': 0.875}
+    """
+    num_examples = 0
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for sums in every:
+        num_examples += sums.num_examples
+        for name, (products, weights) in sums.values.items():
+            mine = found.setdefault(name, ([], []))
+            mine[0].extend(products)
+            mine[1].extend(weights)
+    return SummedMetrics(
+        num_examples, {name: (_exact(p), _exact(w)) for name, (p, w) in sorted(found.items())}
+    )
+
+
+def metric_sums(
+    reports: Iterable[tuple[int, Mapping[str, float]]], max_weight: float | None = None
+) -> SummedMetrics:
+    """Return the sums of finite metrics of clients; their means are those of `weighted_mean`.
+
+    Args:
+        reports: `(num_examples, {name: value})` of each client, num_examples >= 0.
+        max_weight: limit of a client's weight, > 0; None for none.
+    """
+
+    def each() -> Iterable[SummedMetrics]:
+        for num_examples, values in reports:
+            weight = num_examples if max_weight is None else min(num_examples, max_weight)
+            counted = values if weight else {}
+            yield SummedMetrics(
+                num_examples, {n: ([weight * v], [float(weight)]) for n, v in counted.items()}
+            )
+
+    return summed(each())
+
+
+def _exact(terms: Sequence[float]) -> tuple[float, ...]:
+    """Return a few numbers with the same exact sum, the same for every list with that sum."""
+    rest, found = sum(map(Fraction, terms), Fraction()), []
+    while rest:
+        found.append(float(rest))
+        rest -= Fraction(found[-1])
+    return tuple(found) or (0.0,)
 
 
 def disagrees(mean: float, ordered: Sequence[float]) -> bool:

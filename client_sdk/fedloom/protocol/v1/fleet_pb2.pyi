@@ -154,20 +154,22 @@ class Gpu(_message.Message):
     def __init__(self, name: _Optional[str] = ..., busy: _Optional[float] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., temperature: _Optional[float] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "offer", "withdraw", "signed_offer", "masking", "traceparent")
+    __slots__ = ("welcome", "offer", "withdraw", "signed_offer", "masking", "site", "traceparent")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     WITHDRAW_FIELD_NUMBER: _ClassVar[int]
     SIGNED_OFFER_FIELD_NUMBER: _ClassVar[int]
     MASKING_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     offer: Task
     withdraw: Withdraw
     signed_offer: SignedOffer
     masking: MaskingStep
+    site: SiteVerdict
     traceparent: str
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[_Union[Task, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., signed_offer: _Optional[_Union[SignedOffer, _Mapping]] = ..., masking: _Optional[_Union[MaskingStep, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[_Union[Task, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., signed_offer: _Optional[_Union[SignedOffer, _Mapping]] = ..., masking: _Optional[_Union[MaskingStep, _Mapping]] = ..., site: _Optional[_Union[SiteVerdict, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class SignedOffer(_message.Message):
     __slots__ = ("statement", "signature", "task")
@@ -292,7 +294,7 @@ class Signatures(_message.Message):
     def __init__(self, by_member: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("key", "kind", "model", "train", "rule", "evaluate", "weighting", "limits", "config", "deadline_s", "seed", "received", "memory_round", "compression", "differences", "personal", "privacy", "run_name", "adapters", "training_round", "masking")
+    __slots__ = ("key", "kind", "model", "train", "rule", "evaluate", "weighting", "limits", "config", "deadline_s", "seed", "received", "memory_round", "compression", "differences", "personal", "privacy", "run_name", "adapters", "training_round", "masking", "site")
     class ConfigEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -321,6 +323,7 @@ class Task(_message.Message):
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     TRAINING_ROUND_FIELD_NUMBER: _ClassVar[int]
     MASKING_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
     key: TaskKey
     kind: TaskKind
     model: ModelRef
@@ -342,7 +345,28 @@ class Task(_message.Message):
     adapters: Adapters
     training_round: int
     masking: Masking
-    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ..., train: _Optional[_Union[TrainSettings, _Mapping]] = ..., rule: _Optional[_Union[ClientRule, _Mapping]] = ..., evaluate: _Optional[bool] = ..., weighting: _Optional[_Union[Weighting, str]] = ..., limits: _Optional[_Union[UpdateLimits, _Mapping]] = ..., config: _Optional[_Mapping[str, Scalar]] = ..., deadline_s: _Optional[float] = ..., seed: _Optional[int] = ..., received: _Optional[_Union[ModelRef, _Mapping]] = ..., memory_round: _Optional[int] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., personal: _Optional[_Union[Personal, _Mapping]] = ..., privacy: _Optional[_Union[Privacy, _Mapping]] = ..., run_name: _Optional[str] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., training_round: _Optional[int] = ..., masking: _Optional[_Union[Masking, _Mapping]] = ...) -> None: ...
+    site: SiteTask
+    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ..., train: _Optional[_Union[TrainSettings, _Mapping]] = ..., rule: _Optional[_Union[ClientRule, _Mapping]] = ..., evaluate: _Optional[bool] = ..., weighting: _Optional[_Union[Weighting, str]] = ..., limits: _Optional[_Union[UpdateLimits, _Mapping]] = ..., config: _Optional[_Mapping[str, Scalar]] = ..., deadline_s: _Optional[float] = ..., seed: _Optional[int] = ..., received: _Optional[_Union[ModelRef, _Mapping]] = ..., memory_round: _Optional[int] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., personal: _Optional[_Union[Personal, _Mapping]] = ..., privacy: _Optional[_Union[Privacy, _Mapping]] = ..., run_name: _Optional[str] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., training_round: _Optional[int] = ..., masking: _Optional[_Union[Masking, _Mapping]] = ..., site: _Optional[_Union[SiteTask, _Mapping]] = ...) -> None: ...
+
+class SiteTask(_message.Message):
+    __slots__ = ("spec", "devices")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    spec: str
+    devices: int
+    def __init__(self, spec: _Optional[str] = ..., devices: _Optional[int] = ...) -> None: ...
+
+class SiteVerdict(_message.Message):
+    __slots__ = ("run", "counted", "over", "ended")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    counted: int
+    over: int
+    ended: bool
+    def __init__(self, run: _Optional[str] = ..., counted: _Optional[int] = ..., over: _Optional[int] = ..., ended: _Optional[bool] = ...) -> None: ...
 
 class Masking(_message.Message):
     __slots__ = ("attempt", "sum_bits", "exponent", "group", "run_seed", "metrics", "max_examples", "session_s")
@@ -513,7 +537,7 @@ class DownloadRequest(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class UpdateHeader(_message.Message):
-    __slots__ = ("task", "client", "model_digest", "size_bytes", "crc32c", "weight", "parts", "training", "evaluation", "scalars", "compression", "masking_session")
+    __slots__ = ("task", "client", "model_digest", "size_bytes", "crc32c", "weight", "parts", "training", "evaluation", "scalars", "compression", "masking_session", "site")
     class ScalarsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -533,6 +557,7 @@ class UpdateHeader(_message.Message):
     SCALARS_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     MASKING_SESSION_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
     task: TaskKey
     client: str
     model_digest: str
@@ -545,7 +570,61 @@ class UpdateHeader(_message.Message):
     scalars: _containers.ScalarMap[str, float]
     compression: Compression
     masking_session: bytes
-    def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., client: _Optional[str] = ..., model_digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., weight: _Optional[float] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., training: _Optional[_Union[Metrics, _Mapping]] = ..., evaluation: _Optional[_Union[Metrics, _Mapping]] = ..., scalars: _Optional[_Mapping[str, float]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., masking_session: _Optional[bytes] = ...) -> None: ...
+    site: SiteSum
+    def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., client: _Optional[str] = ..., model_digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., weight: _Optional[float] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., training: _Optional[_Union[Metrics, _Mapping]] = ..., evaluation: _Optional[_Union[Metrics, _Mapping]] = ..., scalars: _Optional[_Mapping[str, float]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., masking_session: _Optional[bytes] = ..., site: _Optional[_Union[SiteSum, _Mapping]] = ...) -> None: ...
+
+class SiteSum(_message.Message):
+    __slots__ = ("devices", "exponent", "narrow", "tensors", "nonzero", "vanished", "training", "evaluation")
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    EXPONENT_FIELD_NUMBER: _ClassVar[int]
+    NARROW_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    NONZERO_FIELD_NUMBER: _ClassVar[int]
+    VANISHED_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    devices: int
+    exponent: int
+    narrow: bool
+    tensors: _containers.RepeatedCompositeFieldContainer[SiteTensor]
+    nonzero: int
+    vanished: int
+    training: SiteMetrics
+    evaluation: SiteMetrics
+    def __init__(self, devices: _Optional[int] = ..., exponent: _Optional[int] = ..., narrow: _Optional[bool] = ..., tensors: _Optional[_Iterable[_Union[SiteTensor, _Mapping]]] = ..., nonzero: _Optional[int] = ..., vanished: _Optional[int] = ..., training: _Optional[_Union[SiteMetrics, _Mapping]] = ..., evaluation: _Optional[_Union[SiteMetrics, _Mapping]] = ...) -> None: ...
+
+class SiteTensor(_message.Message):
+    __slots__ = ("units", "bits", "low")
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    units: bytes
+    bits: int
+    low: int
+    def __init__(self, units: _Optional[bytes] = ..., bits: _Optional[int] = ..., low: _Optional[int] = ...) -> None: ...
+
+class SiteMetrics(_message.Message):
+    __slots__ = ("num_examples", "values")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: SiteMetric
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[SiteMetric, _Mapping]] = ...) -> None: ...
+    NUM_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    num_examples: int
+    values: _containers.MessageMap[str, SiteMetric]
+    def __init__(self, num_examples: _Optional[int] = ..., values: _Optional[_Mapping[str, SiteMetric]] = ...) -> None: ...
+
+class SiteMetric(_message.Message):
+    __slots__ = ("products", "weights")
+    PRODUCTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    products: _containers.RepeatedScalarFieldContainer[float]
+    weights: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, products: _Optional[_Iterable[float]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Metrics(_message.Message):
     __slots__ = ("num_examples", "values")

@@ -41,6 +41,7 @@ from fedloom.strategies.exact.fixed_point import (
     is_wide,
     weight_units,
 )
+from fedloom.strategies.exact.packed import Bytes, Packing, pack
 from fedloom.strategies.exact.words import (
     BLOCK,
     DENSE,
@@ -81,6 +82,8 @@ DELTA: Final = "delta"
 """The group of updates to the parameters: trained minus received."""
 SCALAR: Final = "scalar"
 """The group of single numbers that clients send, by name."""
+_PRODUCT_ERROR: Final = Fraction(1, 2**52)
+"""Of a product in float64, relative."""
 _HEADROOM: Final = 12
 """Bits by which word 0 of an exact sum is coarser than 2^-s, so that addends are below 2^50."""
 _WEIGHT_EXPONENT: Final = 20
@@ -150,6 +153,37 @@ class _Entry:
             and (self.sums or empty).same(other.sums or empty)
             and (self.weights or empty).same(other.weights or empty)
         )
+
+
+class Unpacking:
+    """Reads the packed sums of a tensor; made by `Partial.unpacking`."""
+
+    __slots__ = ("_base", "_entry", "_number", "packing")
+
+    def __init__(self, entry: _Entry, packing: Packing, base: int, words: int) -> None:
+        self.packing = packing
+        self._entry, self._base, self._number = entry, base, words
+
+    def words(self, packed: Bytes, size: int) -> list[Ints]:
+        """Return the words of some sums; see `Packing.unpack`."""
+        return self.packing.unpack(packed, size, self._base, self._number)
+
+    def add(self, units: int, read: Callable[[int], Bytes]) -> None:
+        """Add all sums of the tensor.
+
+        Args:
+            units: of the sum of the weights, which cover the whole tensor.
+            read: called with n, returns the next n bytes.
+        """
+        size, sums = self._entry.spec.size, self._entry.words()
+        for start in range(0, size, BLOCK):
+            stop = min(start + BLOCK, size)
+            packed = read(self.packing.num_bytes(stop - start))
+            for number, found in enumerate(self.words(packed, stop - start)):
+                if found.any():
+                    sums.word(number)[start:stop] += found
+        sums.added(1)
+        self._entry.weight_all += units
 
 
 class Partial:
@@ -437,6 +471,54 @@ class Partial:
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+    def packed(self, key: Key) -> tuple[int, Packing, Iterator[Bytes]] | None:
+        """Pack the sums of a tensor that every update covers whole or not at all.
+
+        Returns:
+            The units of the weights, how the sums are packed, and their bytes in blocks, uint8;
+            None if no update covers the tensor.
+
+        Raises:
+            ValueError: unknown key, or an update covers a part of the tensor.
+        """
+        entry = self._entry(key)
+        if entry.sums is None:
+            return None
+        if entry.weights is not None:
+            raise ValueError(f"Expected whole tensors in a sum, got an update of a part of {key}.")
+        entry.sums.settle()
+        packing, blocks = pack(entry.sums.arrays, entry.spec.size, self._base)
+        return entry.weight_all, packing, blocks
+
+    def unpacking(self, key: Key, packing: Packing) -> "Unpacking":
+        """Return what adds the packed sums of a tensor to this partial, or only reads them.
+
+        Raises:
+            ValueError: unknown key, or the sums do not fit this partial's words.
+        """
+        entry = self._entry(key)
+        words = packing.num_words(self._base, self._most)
+        return Unpacking(entry, packing, self._base, words)
+
+    def count_all(self, count: int, nonzero: int = 0, vanished: int = 0) -> None:
+        """Count the updates of a sum that was added by `unpacking`, and what it rounded."""
+        self.count += count
+        self.nonzero += nonzero
+        self.vanished += vanished
+
+    def bound(self, max_abs: float, units: int, count: int) -> int:
+        """Return the largest magnitude of word 0 of a valid sum.
+
+        Args:
+            max_abs: bound of the values.
+            units: of the sum of their weights.
+            count: most addends.
+        """
+        reach = Fraction(max_abs) * units * Fraction(2) ** (self._base - UNIT_BITS)
+        if self.narrow:  # a product is rounded before the addend is
+            return math.ceil(reach * (1 + _PRODUCT_ERROR)) + -(-count // 2)
+        return math.ceil(reach) + 1  # the words below may be of the other sign
 
     def covered(self, key: Key) -> bool:
         """Return whether any update covers this tensor."""
