@@ -243,6 +243,8 @@ class Server:
         self._stack.push_async_callback(runs.stop)
         for client, study in (await storage.in_ledger(storage.ledger.studies)).items():
             server.fleet.fleet.assign(client, study)
+        for client, devices in (await storage.in_ledger(storage.ledger.sites)).items():
+            server.fleet.fleet.register_site(client, devices)
         for client, why in (await storage.in_ledger(storage.ledger.holds)).items():
             server.fleet.fleet.hold(client, Hold(why))
         server.rounds.cool_offs.load(await storage.in_ledger(storage.ledger.failures))

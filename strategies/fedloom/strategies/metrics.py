@@ -194,8 +194,9 @@ class SummedMetrics:
 def summed(every: Iterable[SummedMetrics]) -> SummedMetrics:
     """Add sums of metrics up; the means of the result do not depend on how clients are grouped.
 
-    >>> parts = [SummedMetrics(1, {"loss": ([0.5], [1.0])}), SummedMetrics(3, {"loss": ([3.0], [3.0])})]
-    >>> summed(parts).means()
+    >>> one = SummedMetrics(1, {"loss": ([0.5], [1.0])})
+    >>> three = SummedMetrics(3, {"loss": ([3.0], [3.0])})
+    >>> summed([one, three]).means()
     {'loss': 0.875}
     """
     num_examples = 0

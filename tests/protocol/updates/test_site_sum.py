@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.updates.message import Limits
+from fedloom.protocol.updates.site_body import SiteSumChecker
 from fedloom.protocol.updates.site_sum import (
-    SiteSumChecker,
     add_site_sum,
     check_site_header,
     metrics_message,

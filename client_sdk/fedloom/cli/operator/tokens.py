@@ -31,6 +31,11 @@ def token() -> None:
 @click.option("--ttl", "ttl_s", type=Duration(), default="24h", show_default=True, help="Lifetime.")
 @click.option("--study", default="", metavar="NAME", help="Enrol into this study.")
 @click.option(
+    "--devices",
+    type=click.IntRange(1, 1 << 20),
+    help="Enrol a server that sums for so many devices of its own; see docs/site-aggregators.md.",
+)
+@click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
@@ -43,6 +48,7 @@ def create(
     count: int | None,
     ttl_s: float,
     study: str,
+    devices: int | None,
     out: Path | None,
     directory: Path,
 ) -> None:
@@ -52,6 +58,7 @@ def create(
     Examples:
       fedloom token create --client ward-3
       fedloom token create --client ward-3 --study cardio
+      fedloom token create --client north --devices 50
       fedloom token create --count 8 --ttl 7d --out tokens
     """
     if clients and count is not None:
@@ -60,7 +67,8 @@ def create(
     wanted: list[str | None] = list(clients) or [None] * (count or 1)
     made = []
     for client in wanted:
-        issued = control.post("tokens", body={"client": client, "ttl_s": ttl_s, "study": study})
+        body = {"client": client, "ttl_s": ttl_s, "study": study, "devices": devices or 0}
+        issued = control.post("tokens", body=body)
         if out is not None:
             issued["file"] = _write(out, issued)
         made.append(issued)

@@ -3,9 +3,9 @@
 The header describes the sum (`SiteSum`), the body holds a U8 vector of packed integers for each
 tensor (`fedloom.strategies.exact.packed`). docs/protocol.md has the format.
 
-Invariants: equal sums have equal headers and bodies. `check_site_header` and `SiteSumChecker` pass
-only what so many devices could have sent together: no weight, value or number of devices above
-theirs.
+Invariants: equal sums have equal headers and bodies. `check_site_header`, and `SiteSumChecker`
+for the body, pass only what so many devices could have sent together: no weight, value or number of
+devices above theirs.
 """
 
 import math
@@ -13,24 +13,20 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from crc32c import crc32c
-from numpy.typing import NDArray
 
 from fedloom.protocol import positional_files
 from fedloom.protocol.errors import Code, IntegrityError, Refusal
-from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import (
     TensorEntry,
-    TensorInfo,
     build_header,
     read_layout_at,
     sync_directory,
 )
 from fedloom.protocol.trust.private_files import private_opener
-from fedloom.protocol.updates.body import BodyChecker, BodyStats
 from fedloom.protocol.updates.header import (
     MAX_EXAMPLES,
     MAX_METRIC,
@@ -43,7 +39,7 @@ from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import Partial
 from fedloom.strategies.exact.fixed_point import MIN_WEIGHT, WEIGHT_UNIT, weight_units
 from fedloom.strategies.exact.packed import Bytes, Packing
-from fedloom.strategies.exact.partial import Key, Unpacking
+from fedloom.strategies.exact.partial import Key
 from fedloom.strategies.metrics import SummedMetrics
 
 MAX_TERMS: Final = 64
@@ -216,7 +212,7 @@ def _plan(
         empty.unpacking(key, packing)
     except ValueError as error:
         raise Refusal(Code.MAGNITUDE_TOO_LARGE, f"{part.tensor}: {error}") from None
-    units, devices = _units(tensor), header.site.devices
+    units, devices = units_of(tensor), header.site.devices
     heaviest = 1.0 if limits.weighting == "uniform" else limits.max_weight
     if not 0 < units <= devices * weight_units(heaviest):
         raise Refusal(
@@ -261,82 +257,6 @@ def _check_metrics(message: fleet_pb2.SiteMetrics, devices: int) -> None:
             )
 
 
-class SiteSumChecker(BodyChecker):
-    """Checks the body of a site's sum as its bytes arrive, in chunks of any size.
-
-    Args:
-        header: already checked by `check_site_header`.
-        planned: result of `check_site_header`.
-        limits: on the updates of the round's devices.
-        manifest: of the model.
-        empty: the round's sum before any update.
-    """
-
-    def __init__(
-        self,
-        header: fleet_pb2.UpdateHeader,
-        planned: Sequence[PlannedPart],
-        limits: Limits,
-        manifest: Manifest,
-        empty: Partial,
-    ) -> None:
-        super().__init__(header, planned, limits, manifest)
-        self.slow = True  # to unpack takes milliseconds
-        self._sums: dict[str, _SumChecker] = {}
-        for part, tensor in zip(planned, header.site.tensors, strict=True):
-            key, packing = (part.group, part.tensor), Packing(tensor.bits, tensor.low)
-            most = empty.bound(limits.max_abs, _units(tensor), header.site.devices)
-            self._sums[part.values] = _SumChecker(
-                empty.unpacking(key, packing), empty.specs[key].size, most, part.tensor
-            )
-
-    def _check_values(self, info: TensorInfo, values: NDArray[Any]) -> None:
-        self._sums[info.name].feed(values)
-
-    def finish(self) -> BodyStats:
-        """Check that the body is complete and as announced; norms are not known.
-
-        Raises:
-            Refusal: TRUNCATED, BAD_CHECKSUM, MALFORMED or MAGNITUDE_TOO_LARGE.
-        """
-        return BodyStats(0.0, super().finish().max_abs)
-
-
-class _SumChecker:
-    """Checks the packed sums of one tensor: that no coordinate exceeds what devices may send."""
-
-    def __init__(self, unpacking: Unpacking, size: int, most: int, tensor: str) -> None:
-        self._unpacking, self._left, self._most, self._tensor = unpacking, size, most, tensor
-        self._carry = np.zeros(0, np.uint8)
-
-    def feed(self, values: Bytes) -> None:
-        bits = self._unpacking.packing.bits
-        data = np.concatenate([self._carry, values]) if len(self._carry) else values
-        rows = min(len(data) // bits * 8, self._left)  # eight sums take `bits` bytes
-        if len(data) >= self._unpacking.packing.num_bytes(self._left):
-            rows = self._left
-        used = self._unpacking.packing.num_bytes(rows)
-        for start in range(0, rows, _ROWS):
-            count = min(_ROWS, rows - start)
-            first = start // 8 * bits
-            block = data[first : first + self._unpacking.packing.num_bytes(count)]
-            self._check(self._unpacking.words(block, count)[0])
-        self._left -= rows
-        self._carry = data[used:].copy()
-
-    def _check(self, word: NDArray[np.int64]) -> None:
-        if word.size and max(int(word.max()), -int(word.min())) > self._most:
-            raise Refusal(
-                Code.MAGNITUDE_TOO_LARGE,
-                f"Expected sums of {self._tensor!r} of values of at most the run's max_abs times "
-                "the weight, got a larger one.",
-            )
-
-
-_ROWS: Final = 1 << 15
-"""Sums that are unpacked at a time."""
-
-
 # ---- adding --------------------------------------------------------------------------------------
 
 
@@ -350,7 +270,7 @@ def add_site_sum(partial: Partial, path: Path, header: fleet_pb2.UpdateHeader) -
             unpacking = partial.unpacking(
                 (part.group, part.tensor), Packing(tensor.bits, tensor.low)
             )
-            unpacking.add(_units(tensor), _reader(handle, layout.data_start + info.start))
+            unpacking.add(units_of(tensor), _reader(handle, layout.data_start + info.start))
     finally:
         os.close(handle)
     site = header.site
@@ -373,5 +293,6 @@ def _bytes(units: int) -> bytes:
     return units.to_bytes(-(-units.bit_length() // 8), "little")
 
 
-def _units(tensor: fleet_pb2.SiteTensor) -> int:
+def units_of(tensor: fleet_pb2.SiteTensor) -> int:
+    """Return the weight of a tensor's sum, in units of `WEIGHT_UNIT`."""
     return int.from_bytes(tensor.units, "little")

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from functools import partial
 
 import sqlalchemy.exc
 
@@ -38,7 +39,7 @@ async def create_token(
     created_at = time.time()
     expires_at = created_at + wish.ttl_s
     pin = context.authority.root_pin
-    token = await _store_token(context, pin, client, expires_at, wish.study)
+    token = await _store_token(context, pin, client, expires_at, wish)
     context.live.changed("tokens")
     log.info("created token %s for %s", token.id, client)
     return IssuedToken(
@@ -52,22 +53,22 @@ async def create_token(
 
 
 async def _store_token(
-    context: ConsoleContext, pin: bytes, client: str, expires_at: float, study: str
+    context: ConsoleContext, pin: bytes, client: str, expires_at: float, wish: NewToken
 ) -> tokens.Token:
     while True:
         token = tokens.make_token(pin)
         hashed = tokens.secret_hash(token.secret)
         try:
-            await context.in_ledger(
-                context.ledger.add_token, token.id, hashed, client, expires_at, study
-            )
+            add = partial(context.ledger.add_token, devices=wish.devices)
+            await context.in_ledger(add, token.id, hashed, client, expires_at, wish.study)
         except sqlalchemy.exc.IntegrityError:
             continue  # the short id was drawn before
         return token
 
 
 def _detail(wish: NewToken) -> dict[str, object]:
-    return {"ttl_s": wish.ttl_s} | ({"study": wish.study} if wish.study else {})
+    given = {"study": wish.study, "devices": wish.devices}
+    return {"ttl_s": wish.ttl_s} | {name: value for name, value in given.items() if value}
 
 
 async def _free_name(context: ConsoleContext) -> str:

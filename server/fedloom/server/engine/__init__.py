@@ -95,6 +95,7 @@ from .session_events import SessionEvent as SessionEvent
 from .session_events import SharesStored as SharesStored
 from .session_events import Unmasked as Unmasked
 from .session_events import UnmaskFailed as UnmaskFailed
+from .site_round import SiteRound as SiteRound
 from .states import IGNORE as IGNORE
 from .states import REFUSE as REFUSE
 from .states import RoundState as RoundState

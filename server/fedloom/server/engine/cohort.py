@@ -80,6 +80,10 @@ class Cohort:
         """Members that failed, or whose update was refused."""
         return self._counts[Phase.FAILED] + self._counts[Phase.REFUSED]
 
+    def places_of(self, client: str) -> int:  # noqa: ARG002 - of a site several
+        """Updates that a member may send: one."""
+        return 1
+
     def failures(self) -> list[tuple[str, str, str]]:
         """Client, phase and reason of each member that failed, or whose update was refused."""
         return self._members_in(Phase.FAILED, Phase.REFUSED)

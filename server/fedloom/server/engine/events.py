@@ -50,9 +50,13 @@ class ClientFailed:
 
 @dataclass(slots=True)
 class UpdateAccepted:
-    """A client's update is checked and durable; it counts, once."""
+    """A client's update is checked and durable; it counts, once.
+
+    `devices` are those whose updates it sums: of a site several.
+    """
 
     client: str
+    devices: int = 1
 
 
 @dataclass(slots=True)

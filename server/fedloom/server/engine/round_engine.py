@@ -169,6 +169,11 @@ class RoundEngine(ABC):
         """Whether a client could be recruited, were it idle."""
 
     @property
+    def spare(self) -> int:
+        """Updates that the candidates could send."""
+        return len(self.candidates)
+
+    @property
     @abstractmethod
     def free(self) -> int:
         """Members that may be recruited now."""

@@ -145,7 +145,7 @@ def lacking(engine: RoundEngine) -> int:
     Lost members may return. Clients that decline do so for a time, so they alone end no round.
     """
     cohort, config = engine.cohort, engine.config
-    others = len(engine.candidates) if config.replace else 0
+    others = engine.spare if config.replace else 0
     return config.quorum - cohort.possible - others if cohort.failed else 0
 
 
@@ -243,12 +243,13 @@ def _ended_without(engine: RoundEngine) -> str:
 def recruit(engine: RoundEngine) -> list[RoundEffect]:
     """Offer free places to candidates."""
     effects: list[RoundEffect] = []
-    free = engine.free
+    free, usable = engine.free, 0
     if free > 0 and len(engine.candidates):
-        free = min(free, len(engine.candidates) - engine.set_aside())
-    while free > 0 and (client := engine.candidates.pop()) is not None:
+        usable = len(engine.candidates) - engine.set_aside()
+    while free > 0 and usable > 0 and (client := engine.candidates.pop()) is not None:
         effects += (Recruited(client), engine.ask(client))
-        free -= 1
+        free -= engine.cohort.places_of(client)
+        usable -= 1
     return effects
 
 

@@ -131,6 +131,7 @@ class EnrolmentService:
         name = caller.name
         async with server.audit_log.around(name, "enrolment", "client.enrol", name, detail):
             await server.in_ledger(server.ledger.enrol, token.id, serial, not_after)
+        server.fleet.register_site(name, row.devices or 0)
         server.fleet.assign(name, row.study or "")
         reply.fleet_port = self._fleet_port
         server.live.changed("clients")

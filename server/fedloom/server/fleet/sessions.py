@@ -115,6 +115,7 @@ class Fleet:
         self._sending = BackgroundTasks()
         self._resting: dict[str, asyncio.TimerHandle] = {}
         self._studies: dict[str, str] = {}
+        self._sites: dict[str, int] = {}
         self.revision = 0
 
     def __len__(self) -> int:
@@ -203,6 +204,19 @@ class Fleet:
         self._changed()
         self._withdraw(client)
         self.announce(client)
+
+    # ---- sites -------------------------------------------------------------------------------
+
+    def devices_of(self, client: str) -> int:
+        """Most devices in a sum of a site; 0 for a client that is a device."""
+        return self._sites.get(client, 0)
+
+    def register_site(self, client: str, devices: int) -> None:
+        """Set for how many devices a client may send a sum; 0 for one that is a device."""
+        self._sites.pop(client, None)
+        if devices:
+            self._sites[client] = devices
+        self._changed()
 
     # ---- holds -------------------------------------------------------------------------------
 

@@ -207,6 +207,7 @@ class Uploads:
         norm: float,
     ) -> bool:
         self._server.fleet.check(header.client)  # while its body was synced
+        measured = header.site if header.HasField("site") else header
         update = AcceptedUpdate(
             run=driver.plan.run,
             round=header.task.round,
@@ -216,8 +217,9 @@ class Uploads:
             size_bytes=header.size_bytes,
             weight=header.weight,
             norm=norm,
-            training=metrics_of(header.training),
-            evaluation=metrics_of(header.evaluation),
+            training=metrics_of(measured.training),
+            evaluation=metrics_of(measured.evaluation),
+            devices=header.site.devices or None,
         )
         # If the caller disconnects now, the round must still learn of the committed row.
         return await to_the_end(driver.accept(update))

@@ -119,6 +119,12 @@ class Directory(Store):
         """Clients that are in a study, with its name."""
         return self._pairs(sa.select(clients.c.name, clients.c.study).where(clients.c.study != ""))
 
+    def sites(self) -> dict[str, int]:
+        """Clients that are sites, with the most devices in a sum of each."""
+        return self._pairs(
+            sa.select(clients.c.name, clients.c.devices).where(clients.c.devices > 0)
+        )
+
     def set_study(self, name: str, study: str) -> None:
         """Move a client to a study; empty for none."""
         self._change(clients.update().where(clients.c.name == name).values(study=study))

@@ -30,10 +30,23 @@ class Identities(Store):
         self._shut_outs = 0
 
     def add_token(
-        self, token_id: str, secret_hash: str, client: str, expires_at: float, study: str = ""
+        self,
+        token_id: str,
+        secret_hash: str,
+        client: str,
+        expires_at: float,
+        study: str = "",
+        *,
+        devices: int = 0,
     ) -> None:
-        """Store a one-time token by the hash of its secret, for a client of a study."""
-        row = {"id": token_id, "secret_hash": secret_hash, "client": client, "study": study}
+        """Store a one-time token by the hash of its secret, for a client of a study.
+
+        `devices` is most of a site's devices in one sum; 0 for a device.
+        """
+        row = {
+            "id": token_id, "secret_hash": secret_hash, "client": client, "study": study,
+            "devices": devices,
+        }  # fmt: skip
         times = {"created_at": time.time(), "expires_at": expires_at}
         self._change(tokens.insert().values(**row, **times))
 
@@ -89,11 +102,13 @@ class Identities(Store):
             )
             if used.rowcount != 1:
                 raise Refusal(Code.BAD_TOKEN, "Expected an unused token, got one used before.")
-            client, study = connection.execute(
-                sa.select(tokens.c.client, tokens.c.study).where(tokens.c.id == token_id)
+            its = tokens.c.client, tokens.c.study, tokens.c.devices
+            client, study, devices = connection.execute(
+                sa.select(*its).where(tokens.c.id == token_id)
             ).one()
             values = {
                 "status": "active", "enrolled_at": now, "revoked_at": None, "study": study or "",
+                "devices": devices or 0,
             }  # fmt: skip
             if is_there(connection, clients, name=client):
                 connection.execute(clients.update().where(clients.c.name == client).values(values))

@@ -103,9 +103,13 @@ def with_updates(
         return []
     numbers = [row.number for row in rows]
     found = {
-        number: (count, float(mean or 0.0))
+        number: (int(count), float(mean or 0.0))
         for number, count, mean in connection.execute(
-            sa.select(counted_in, sa.func.count(), sa.func.avg(updates.c.staleness))
+            sa.select(
+                counted_in,
+                sa.func.sum(sa.func.coalesce(updates.c.devices, 1)),
+                sa.func.avg(updates.c.staleness),
+            )
             .where(updates.c.run == run, counted_in.in_(numbers))
             .group_by(counted_in)
         )

@@ -5,7 +5,7 @@ so the set of accepted updates of a closing round never changes.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
 
@@ -36,11 +36,17 @@ from fedloom.server.ledger.updates import (
 class Rounds(Updates):
     """Methods about rounds and their cohorts."""
 
-    def open_round(self, row: Row, cohort: Sequence[str], drawn_from: Iterable[str] = ()) -> None:
+    def open_round(
+        self,
+        row: Row,
+        cohort: Sequence[str],
+        drawn_from: Iterable[str] = (),
+        places: Mapping[str, int] | None = None,
+    ) -> None:
         """Open a round with its cohort. A repeat changes nothing.
 
         `drawn_from` are the candidates of a secret draw: they count to the run's population, as
-        the cohort does.
+        the cohort does. `places` are the devices that members may send, where they are sites.
         """
         with self._write() as connection:
             if is_there(connection, rounds, run=row["run"], number=row["number"]):
@@ -49,14 +55,18 @@ class Rounds(Updates):
             connection.execute(
                 runs.update().where(runs.c.id == row["run"]).values(last_round=row["number"])
             )
-            _add_cohort(connection, row["run"], row["number"], cohort)
+            _add_cohort(connection, row["run"], row["number"], cohort, places or {})
             add_to_population(connection, row["run"], {*cohort, *drawn_from})
 
-    def recruit(self, run: str, number: int, client: str) -> None:
-        """Add a client to the cohort of an open round. A repeat changes nothing."""
+    def recruit(self, run: str, number: int, client: str, places: int | None = None) -> None:
+        """Add a client to the cohort of an open round. A repeat changes nothing.
+
+        `places` are the devices that a site may send; None for a device.
+        """
         with self._write() as connection:
             if not is_there(connection, cohorts, run=run, round=number, client=client):
-                _add_cohort(connection, run, number, [client])
+                own = {} if places is None else {client: places}
+                _add_cohort(connection, run, number, [client], own)
                 add_to_population(connection, run, {client})
 
     def set_phase(
@@ -216,13 +226,26 @@ class Rounds(Updates):
                 )
 
 
-def _add_cohort(connection: sa.Connection, run: str, number: int, names: Sequence[str]) -> None:
+def _add_cohort(
+    connection: sa.Connection,
+    run: str,
+    number: int,
+    names: Sequence[str],
+    places: Mapping[str, int],
+) -> None:
     now = time.time()
     if names:
         connection.execute(
             cohorts.insert(),
             [
-                {"run": run, "round": number, "client": name, "phase": "offered", "offered_at": now}
+                {
+                    "run": run,
+                    "round": number,
+                    "client": name,
+                    "phase": "offered",
+                    "offered_at": now,
+                    "places": places.get(name),
+                }
                 for name in names
             ],
         )

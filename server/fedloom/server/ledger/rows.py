@@ -143,6 +143,7 @@ class CohortRow:
     phase: str
     reason: str = ""
     offered_at: float | None = None
+    places: int | None = None
     took_at: float | None = None
     download_began_at: float | None = None
     download_ended_at: float | None = None
@@ -249,6 +250,7 @@ class UpdateColumns:
         training: num_examples and metrics, as `{"num_examples": n, "values": {...}}`.
         evaluation: likewise.
         counts_in: the round whose sum it is in; None for `round`.
+        devices: whose updates it sums; None for 1.
     """
 
     run: str
@@ -262,6 +264,7 @@ class UpdateColumns:
     training: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, Any] = field(default_factory=dict)
     counts_in: int | None = None
+    devices: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,12 +277,21 @@ class UpdateRow(UpdateColumns):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedRow:
-    """An update that counts in a round; `round` is that in which its client was asked."""
+    """An update that counts in a round; `round` is that in which its client was asked.
+
+    `devices` are those whose updates it sums; None for 1.
+    """
 
     client: str
     round: int
     file: str
     staleness: int | None
+    devices: int | None = None
+
+    @property
+    def num_devices(self) -> int:
+        """Devices whose updates it sums."""
+        return self.devices or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -462,6 +474,7 @@ class TokenRow:
     expires_at: float
     used_at: float | None
     study: str | None = None
+    devices: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

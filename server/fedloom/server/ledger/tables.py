@@ -30,6 +30,7 @@ clients = sa.Table(
     sa.Column("failed_run", sa.String),
     sa.Column("failed_round", sa.Integer),
     sa.Column("study", sa.String),  # empty or NULL: none
+    sa.Column("devices", sa.Integer),  # most in a sum of this site; NULL or 0 for a device
 )
 labels = sa.Table(
     "client_labels",
@@ -62,6 +63,7 @@ tokens = sa.Table(
     sa.Column("expires_at", sa.Float, nullable=False),
     sa.Column("used_at", sa.Float),
     sa.Column("study", sa.String),  # of the client that enrols by it
+    sa.Column("devices", sa.Integer),  # likewise
     sa.Index("tokens_by_age", "created_at", "id"),
 )
 runs = sa.Table(
@@ -118,6 +120,7 @@ cohorts = sa.Table(
     sa.Column("phase", sa.String, nullable=False),
     sa.Column("reason", sa.String, nullable=False, default=""),
     sa.Column("offered_at", sa.Float),
+    sa.Column("places", sa.Integer),  # devices that a site may send; NULL for 1
     # The member's record, of `fedloom.server.rounds.member_records`. NULL after a kill of the
     # server, and for what it did not see.
     sa.Column("took_at", sa.Float),
@@ -167,6 +170,7 @@ updates = sa.Table(
     sa.Column("accepted_at", sa.Float, nullable=False),
     sa.Column("counts_in", sa.Integer),
     sa.Column("staleness", sa.Integer),
+    sa.Column("devices", sa.Integer),  # whose updates it sums; NULL for 1
     sa.Index("updates_by_sum", "run", "counts_in", "staleness"),
     sa.Index("updates_by_client", "client", "accepted_at", "staleness"),
     sa.ForeignKeyConstraint(["run", "round"], ["rounds.run", "rounds.number"]),

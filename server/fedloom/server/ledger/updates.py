@@ -35,7 +35,7 @@ _STATE = (
     .with_for_update()  # SQLite has a single writer
 )
 _HELD = (
-    sa.select(sa.func.count())
+    sa.select(sa.func.coalesce(sa.func.sum(sa.func.coalesce(updates.c.devices, 1)), 0))
     .select_from(updates)
     .where(updates.c.run == _KEY["run"], counted_in == sa.bindparam("counted"))
 )
@@ -72,7 +72,7 @@ class Updates(Store):
 
         Args:
             update: its bytes are already synced.
-            capacity: most updates that fit in the round's sum.
+            capacity: most updates of devices that fit in the round's sum.
 
         Returns:
             True if this call accepted it, False if the same update was accepted before.
@@ -106,7 +106,7 @@ class Updates(Store):
         """The updates that count in a round, in the order of their acceptance."""
         column = updates.c
         return self._rows(
-            sa.select(column.client, column.round, column.file, column.staleness)
+            sa.select(column.client, column.round, column.file, column.staleness, column.devices)
             .where(column.run == run, counted_in == number)
             .order_by(column.accepted_at, column.client),
             AcceptedRow,
@@ -124,8 +124,10 @@ class Updates(Store):
             for row in paged.execute(query).mappings():
                 yield MetricsRow(**row)
 
-    def last_counted(self, run: str, client: str) -> int:
+    def last_counted(self, run: str, client: str, *, with_tensors: bool = True) -> int:
         """The round of a client's task whose update was last committed; 0 for none.
+
+        With `with_tensors`, updates of metrics alone do not count.
 
         Undone rounds do not count: the run's model does not contain them.
         """
@@ -136,7 +138,7 @@ class Updates(Store):
             .where(
                 updates.c.run == run,
                 updates.c.client == client,
-                updates.c.file != "",
+                *([updates.c.file != ""] if with_tensors else []),
                 rounds.c.state == COMMITTED,
                 rounds.c.undone_at.is_(None),
             )
@@ -166,7 +168,7 @@ def _accept(connection: sa.Connection, update: AcceptedUpdate, capacity: int) ->
         check_same(known, update.identity)
         return False
     held = connection.execute(_HELD, counted).scalar_one()
-    if state != REPORTING or held >= capacity:
+    if state != REPORTING or held + (update.devices or 1) > capacity:
         raise Refusal(Code.ROUND_CLOSED, f"Round {update.counted} has closed.")
     row = {**values(update), "counts_in": update.counted, "accepted_at": time.time()}
     connection.execute(_INSERT, row)

@@ -16,7 +16,13 @@ def check_update(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> list[Planne
     """
     if header.masking_session:
         raise Refusal(Code.MALFORMED, "Expected an update in clear in this run, got a masked one.")
-    _check_model(header, plan)
+    if header.HasField("site"):
+        raise Refusal(
+            Code.MALFORMED,
+            "Expected the update of one device in this run, got the sum of a site: submit runs for "
+            "sites with sites = true.",
+        )
+    check_model(header, plan)
     if abs(header.scalars.get(WITHIN, 0.5)) != 0.5:
         raise Refusal(
             Code.MALFORMED, f"Expected {WITHIN} = 0.5 or -0.5, got {header.scalars[WITHIN]:g}."
@@ -46,7 +52,7 @@ def check_masked_update(
     Raises:
         Refusal: the update is of another model or session, or says more than it may.
     """
-    _check_model(header, plan)
+    check_model(header, plan)
     if header.masking_session != session:
         raise Refusal(
             Code.MASKING_REFUSED,
@@ -87,7 +93,12 @@ _MASKED_FIELDS = frozenset(
 )
 
 
-def _check_model(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> None:
+def check_model(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> None:
+    """Check that an update is of the model that its client got.
+
+    Raises:
+        Refusal: WRONG_MODEL.
+    """
     given = plan.given_to(header.client).digest
     if header.model_digest != given:
         raise Refusal(

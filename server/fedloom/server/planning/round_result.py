@@ -6,17 +6,21 @@ from typing import Any
 
 from fedloom.server.engine import RoundKind
 from fedloom.server.planning.run_setup import RunSetup
-from fedloom.strategies import Partial, Updates
+from fedloom.strategies import MetricsSettings, Partial, Updates
 from fedloom.strategies.exact.lazy_arrays import Values
-from fedloom.strategies.metrics import Summary
+from fedloom.strategies.metrics import Summary, SummedMetrics, summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMetrics:
-    """What a client measured: a number of examples, and values by metric."""
+    """What a client measured: a number of examples, and values by metric.
+
+    Of a site, the values are the means over its devices; `sums` are those of `SummedMetrics`.
+    """
 
     num_examples: int = 0
     values: Mapping[str, float] = field(default_factory=dict)
+    sums: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +114,26 @@ def measure(setup: RunSetup, result: RoundResult, trained: int) -> RoundMetrics:
             training=words.means("training", sums), evaluation=words.means("evaluation", sums)
         )
     settings = setup.spec.metrics_settings()
+    if setup.spec.sites:
+        every = list(result.metrics)
+        return RoundMetrics(
+            training=_of_sites((each.training for each in every), settings),
+            evaluation=_of_sites((each.evaluation for each in every), settings),
+        )
     training, evaluation = Summary(settings), Summary(settings)
     for report in result.metrics:
         training.add(report.client, report.training.num_examples, report.training.values)
         evaluation.add(report.client, report.evaluation.num_examples, report.evaluation.values)
     return RoundMetrics(training=training.values(), evaluation=evaluation.values())
+
+
+def _of_sites(every: Iterable[ClientMetrics], settings: MetricsSettings) -> dict[str, Any]:
+    """The means over the devices of all sites, with the bits that a server of them would have."""
+    total = summed(SummedMetrics(each.num_examples, each.sums) for each in every)
+    if not total.num_examples:
+        return {}
+    kept = settings.enabled and settings.mean
+    return {"num_examples": total.num_examples, "values": total.means() if kept else {}}
 
 
 def last_counted(before: Mapping[str, int], reports: Sequence[ClientReport]) -> dict[str, int]:

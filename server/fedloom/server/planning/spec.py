@@ -31,6 +31,7 @@ from fedloom.server.planning.fair_share import check_priority, check_share
 from fedloom.server.planning.masking import check_masking, masked_facts, over_sessions_text
 from fedloom.server.planning.messages import DEADLINE_S, MessageSettings, check_settings
 from fedloom.server.planning.plain_values import check_values
+from fedloom.server.planning.sites.refusals import check_sites
 from fedloom.server.planning.spec_tables import filled
 from fedloom.server.studies import check_study
 from fedloom.strategies import (
@@ -106,6 +107,8 @@ class RunSpec:
         priority: of runs that wait for the same clients, or in the queue, the highest comes first.
         share: of these clients, among runs of one priority: with 2 twice as many tasks as with 1.
         study: only clients of this study take part; empty for those of no study.
+        sites: clients are sites, which sum the updates of their devices; goal, quorum and
+            over-selection count these.
         flower: settings of `MessageSettings`: a Flower `ServerApp` decides what clients do; empty
             for rounds of this server.
     """
@@ -138,6 +141,7 @@ class RunSpec:
     priority: int = 0
     share: float = 1.0
     study: str = ""
+    sites: bool = False
     flower: Mapping[str, Any]
 
     def __post_init__(self) -> None:
@@ -170,6 +174,8 @@ class RunSpec:
             self._check_precision()
             self._check_masking()
             self._check_messages()
+            if self.sites:
+                check_sites(self)
         except (ValueError, TypeError, privacy.MissingAccountant) as error:
             raise UsageError(str(error)) from None
 

@@ -75,6 +75,9 @@ class NewToken(_In):
         24 * 3600.0
     )
     study: Annotated[str, Field(max_length=40, description="of the client; empty for none")] = ""
+    devices: Annotated[
+        int, Field(ge=0, le=1 << 20, description="most devices in a site's sum; 0: a device")
+    ] = 0
 
 
 class IssuedToken(BaseModel):

@@ -69,6 +69,9 @@ class Clients(Protocol):
     def study_of(self, client: str) -> str:
         """The study of a client; empty for none."""
 
+    def devices_of(self, client: str) -> int:
+        """Most devices in a sum of a site; 0 for a client that is a device."""
+
     def held(self, client: str) -> object:
         """The operator's order that excludes a client from offers; None without one."""
 

@@ -90,7 +90,8 @@ async def commit(
     observed: Sequence[ObservationRow] = ()
     if trains and plan.spec.build_selection().needs:
         observed = await context.in_ledger(ledger.observations, plan.run, plan.number - 1)
-    cause, model = GOAL if len(updates) >= goal else EARLY, done.model.digest
+    counted = sum(update.num_devices for update in updates)
+    cause, model = GOAL if counted >= goal else EARLY, done.model.digest
     outcome = Outcome(
         model, done.note, observed=observed, participations=done.participations, cause=cause,
         best=done.best,

@@ -4,7 +4,7 @@ Training rounds of a buffered run are buffers; all other rounds are synchronous.
 """
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from fedloom.server.engine import (
@@ -20,6 +20,7 @@ from fedloom.server.engine import (
     RoundState,
     Select,
     SessionSnapshot,
+    SiteRound,
 )
 from fedloom.server.engine.masked_round import Divide
 from fedloom.server.ledger.member_summary import error_of
@@ -61,10 +62,18 @@ def begin(
     select: Select,
     now: float,
     available: Iterable[str],
+    devices_of: Callable[[str], int],
     connected: Collection[str] = (),
 ) -> RoundEngine:
-    """Build the engine of a new round; it opens as soon as enough clients are available."""
+    """Build the engine of a new round; it opens as soon as enough clients are available.
+
+    `devices_of` returns the devices of a client that is a site.
+    """
     config = buffer_settings(plan)
+    if plan.spec.sites:
+        return SiteRound(
+            plan.config, select=select, now=now, devices_of=devices_of, available=available
+        )
     if config is None:
         named = sorted(plan.messages)
         return Round(
@@ -108,6 +117,7 @@ def restore(
     select: Select,
     now: float,
     available: Iterable[str],
+    devices_of: Callable[[str], int],
     paused: bool = False,
 ) -> RoundEngine:
     """Build the engine of a round that continues after a restart.
@@ -132,11 +142,27 @@ def restore(
             paused=paused,
             last=is_last(plan),
         )
+    phases = {m.client: Phase(m.phase) for m in stored.members}
+    if plan.spec.sites:
+        return SiteRound.rebuild(
+            config,
+            select=select,
+            devices_of=devices_of,
+            state=state,
+            cohort=phases,
+            places={m.client: m.places or 1 for m in stored.members},
+            reasons={m.client: error_of(m) for m in stored.members},
+            accepted={u.client: u.num_devices for u in stored.accepted},
+            deadline_left_s=left_s,
+            now=now,
+            available=available,
+            paused=paused,
+        )
     return Round.restore(
         config,
         select=select,
         state=state,
-        cohort={m.client: Phase(m.phase) for m in stored.members},
+        cohort=phases,
         reasons={m.client: error_of(m) for m in stored.members},
         accepted={u.client for u in stored.accepted},
         deadline_left_s=left_s,

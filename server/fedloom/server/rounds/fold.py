@@ -15,6 +15,7 @@ import numpy as np
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.updates.addends import add_update
+from fedloom.protocol.updates.site_sum import add_site_sum, metrics_of_site
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.exact.partial import Partial
 
@@ -47,7 +48,10 @@ class Folder:
         if client in self.folded:
             return False
         if header.parts:
-            add_update(self.partial, path, header, factor)
+            if header.HasField("site"):
+                add_site_sum(self.partial, path, header)
+            else:
+                add_update(self.partial, path, header, factor)
             self.unsaved.append(path.name)
         self.folded.add(client)
         return len(self.unsaved) >= CHECKPOINT_EVERY
@@ -73,6 +77,13 @@ def restore(path: Path, empty: Callable[[], Partial]) -> Folder:
     return Folder(Partial.from_arrays(arrays, note["partial"]), set(note["folded"]))
 
 
-def metrics_of(message: fleet_pb2.Metrics) -> dict[str, Any]:
-    """Return a message's metrics in the form of the ledger."""
-    return {"num_examples": message.num_examples, "values": dict(message.values)}
+def metrics_of(message: fleet_pb2.Metrics | fleet_pb2.SiteMetrics) -> dict[str, Any]:
+    """Return a message's metrics in the form of the ledger; those of a site with their sums."""
+    if isinstance(message, fleet_pb2.Metrics):
+        return {"num_examples": message.num_examples, "values": dict(message.values)}
+    sums = metrics_of_site(message)
+    return {
+        "num_examples": sums.num_examples,
+        "values": sums.means(),
+        "sums": {name: list(map(list, each)) for name, each in sums.values.items()},
+    }

@@ -16,6 +16,7 @@ the round in which it counts and its staleness, so a restart gives the same bits
 """
 
 import asyncio
+import json
 import logging
 import math
 import time
@@ -31,6 +32,7 @@ from fedloom.protocol.errors import Code, FedloomError, Refusal, printable
 from fedloom.protocol.task_message import for_client
 from fedloom.protocol.updates.body import BodyChecker, Checker
 from fedloom.protocol.updates.header import PlannedPart
+from fedloom.protocol.updates.site_body import SiteSumChecker
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.background_tasks import BackgroundTasks
 from fedloom.server.engine import (
@@ -50,10 +52,12 @@ from fedloom.server.ledger.member_summary import LATE, LOST
 from fedloom.server.ledger.rows import RoundRow
 from fedloom.server.metrics import meters
 from fedloom.server.metrics.log_buffer import about
+from fedloom.server.planning import limits
 from fedloom.server.planning.admission import check_update
 from fedloom.server.planning.fair_share import Demand
 from fedloom.server.planning.privacy_budget import Bar
 from fedloom.server.planning.round_plan import RoundPlan
+from fedloom.server.planning.sites.door import check_sum
 from fedloom.server.rounds import engines, progress
 from fedloom.server.rounds import status as round_status
 from fedloom.server.rounds.clients import ConnectedClient, Listener
@@ -134,6 +138,7 @@ class RoundDriver:
         self.engine = engines.begin(
             self.plan, select=self._select, now=self._now(), available=self._idle(),
             connected=self._context.fleet.connected() if named else (),
+            devices_of=self._context.fleet.devices_of,
         )  # fmt: skip
         self._start()
 
@@ -147,7 +152,7 @@ class RoundDriver:
         stored = await engines.read(self.plan, row, self.tasks.first, self._context)
         self.engine = engines.restore(
             self.plan, stored, select=self._select, now=self._now(), available=self._idle(),
-            paused=paused,
+            devices_of=self._context.fleet.devices_of, paused=paused,
         )  # fmt: skip
         self._stored = row is not None
         if self.engine.state is RoundState.REPORTING:
@@ -260,7 +265,7 @@ class RoundDriver:
         return int(engine.state is RoundState.REPORTING and engine.free > 0)
 
     def _are_reachable(self, count: int, *, beside: bool = False) -> bool:
-        """Whether so many clients that it may draw are connected, with a task or without.
+        """Whether clients that it may draw are connected, with a task or without, for so many.
 
         With `beside`, clients that it has asked already are left out. All runs ask this after each
         event, and each count takes 1 µs a client: it is kept until something that it is made of
@@ -275,8 +280,11 @@ class RoundDriver:
         if (count, beside) not in known:
             reachable = context.fleet.reachable()
             found = (c for c in reachable if self._may_draw(c) and (not beside or asked(c)))
-            enough = count <= len(context.fleet)
-            known[count, beside] = enough and sum(1 for _ in islice(found, count)) == count
+            if self.plan.spec.sites:
+                known[count, beside] = sum(map(context.fleet.devices_of, found)) >= count
+            else:
+                enough = count <= len(context.fleet)
+                known[count, beside] = enough and sum(1 for _ in islice(found, count)) == count
         return known[count, beside]
 
     def _set_timer(self) -> None:
@@ -355,6 +363,8 @@ class RoundDriver:
     def _may_draw(self, client: str) -> bool:
         if self._context.fleet.study_of(client) != self.plan.spec.study:
             return False
+        if bool(self._context.fleet.devices_of(client)) != self.plan.spec.sites:
+            return False
         if client in self.plan.participations.excluded or client in self._bar:
             return False
         return not self._context.cools_off(client, private=bool(self.plan.spec.privacy))
@@ -378,11 +388,12 @@ class RoundDriver:
                 self.client_available(client)
 
     def _elsewhere(self) -> int:
-        """Clients that are neither members nor idle, but may be idle before the deadline."""
+        """Updates of clients that are neither members nor idle, but may be before the deadline."""
         engine = self.engine
         connected = self._context.fleet.connected(by=engine.clock.deadline)
         outside = (c for c in connected if c not in engine.cohort and c not in engine.candidates)
-        return sum(map(self._may_draw, outside))
+        drawn = filter(self._may_draw, outside)
+        return sum(self._context.fleet.devices_of(client) or 1 for client in drawn)
 
     def _watched(self, select: Select) -> Select:
         """Note the candidates of a secret draw: all of them are the run's population."""
@@ -422,11 +433,17 @@ class RoundDriver:
             Refusal: not in the cohort, closed, another model, or a bad header.
         """
         self.check_open(header.client, header.task.round)
-        return check_update(header, self.plan_of(header.task.round))
+        plan = self.plan_of(header.task.round)
+        if plan.spec.sites:
+            return check_sum(header, plan, self.engine.cohort.places_of(header.client))
+        return check_update(header, plan)
 
     def checker(self, header: fleet_pb2.UpdateHeader, planned: list[PlannedPart]) -> Checker:
         """The checker of an admitted body, at its start."""
         plan = self.plan_of(header.task.round)
+        if plan.spec.sites:
+            empty = limits.empty_sum(plan.spec, plan.manifest)
+            return SiteSumChecker(header, planned, plan.limits, plan.manifest, empty)
         return BodyChecker(header, planned, plan.limits, plan.manifest)
 
     async def masking_message(self, client: str, message: fleet_pb2.MaskingMessage) -> None:  # noqa: ARG002 - masked rounds take them
@@ -502,7 +519,7 @@ class RoundDriver:
             self._context.cool_offs.succeeded(update.client, evaluating=self._evaluating)
             if update.counted == self.plan.number:
                 self._sum.add(update.client, update.file, update.staleness)
-            self.feed(events.UpdateAccepted(update.client))
+            self.feed(events.UpdateAccepted(update.client, update.devices or 1))
             self._context.fleet.free(update.client, key)
         return first
 
@@ -535,7 +552,8 @@ class RoundDriver:
             case effects.Opened(cohort):
                 await self._open(cohort)
             case effects.Recruited(client):
-                await context.in_ledger(context.ledger.recruit, *self.plan.key, client)
+                places = self._places([client]).get(client)
+                await context.in_ledger(context.ledger.recruit, *self.plan.key, client, places)
             case effects.Offer() if self._is_current(effect):
                 await self._send(effect)
             case effects.Close():
@@ -553,7 +571,8 @@ class RoundDriver:
         row = plan.row(now, self.deadline_at() or now)
         ledger, drawn_from = self._context.ledger, self._drawn_from
         await self._sum.begin()
-        await self._context.in_ledger(ledger.open_round, row, cohort, drawn_from)
+        places = self._places(cohort)
+        await self._context.in_ledger(ledger.open_round, row, cohort, drawn_from, places)
         self._stored = True
         self._opened_at = time.monotonic()
         crossing("round.opened")
@@ -562,6 +581,12 @@ class RoundDriver:
         )
         self._gate.open()
         self._warn_of_more()
+
+    def _places(self, members: Iterable[str]) -> dict[str, int]:
+        """Devices that members may send, where they are sites."""
+        if not self.plan.spec.sites:
+            return {}
+        return {client: self.engine.cohort.places_of(client) for client in members}
 
     def _warn_of_more(self) -> None:
         """Warn if more clients attend than the divisor of the mean is made for."""
@@ -704,10 +729,14 @@ class RoundDriver:
     async def _offer(self, offer: effects.Offer) -> fleet_pb2.ServerMessage:
         plan, client = self.plan_of(offer.origin), offer.client
         spec, context, memory = plan.spec, self._context, None
-        if spec.remembers:
-            memory = await context.in_ledger(context.ledger.last_counted, plan.run, client)
+        if spec.remembers or spec.sites:
+            counted = partial(context.ledger.last_counted, with_tensors=not spec.sites)
+            memory = await context.in_ledger(counted, plan.run, client)
         own = plan.messages.get(client)
         task = for_client(self.tasks.message(plan), client, spec.seed, memory, own)
         left_s = self.engine.clock.deadline_left_s(self._now()) or 0.0
         task.deadline_s = math.inf if self._buffered else left_s  # with buffers it may be stale
+        if spec.sites:
+            task.site.spec = json.dumps(spec.as_dict())
+            task.site.devices = self.engine.cohort.places_of(client)
         return context.offer(client, task)

@@ -1,0 +1,1 @@
+"""Runs whose clients are sites, which sum the updates of their devices: checks and admission."""
