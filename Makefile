@@ -64,7 +64,7 @@ lint: $(VENV)/.dev ## style, formatting, and generated code that has not drifted
 types: $(VENV)/.dev ## static types
 	MYPYPATH=server:client_sdk:strategies:simulations mypy \
 	  -p fedloom.protocol -p fedloom.client -p fedloom.cli -p fedloom.strategies \
-	  -p fedloom.server -p fedloom.simulation
+	  -p fedloom.server -p fedloom.site -p fedloom.simulation
 
 platforms: $(VENV)/.dev ## static types of the agent and the commands, as Windows and macOS see them
 	printf '%s\n' win32 darwin | MYPYPATH=client_sdk:strategies xargs -P 2 -I PLATFORM mypy \

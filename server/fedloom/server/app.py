@@ -8,11 +8,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import fedloom.protocol.transport  # noqa: F401 - before gRPC is imported
 
@@ -65,6 +65,8 @@ from fedloom.server.pki.noise_keys import NoiseKeys  # noqa: E402
 from fedloom.server.pki.signing_key import FOLDER as SIGNING  # noqa: E402
 from fedloom.server.pki.signing_key import SigningKey  # noqa: E402
 from fedloom.server.rounds.manager import Runs  # noqa: E402
+from fedloom.server.rounds.upstream.outbox import FOLDER as OUTBOX  # noqa: E402
+from fedloom.server.rounds.upstream.outbox import SumOutbox  # noqa: E402
 from fedloom.server.routes import application  # noqa: E402
 from fedloom.server.storage import pruning  # noqa: E402
 from fedloom.server.storage.context import StorageContext  # noqa: E402
@@ -225,6 +227,7 @@ class Server:
             tracer=tracing.tracer(config.tracing.endpoint, "fedloom-server", config.federation),
         )
         server.rounds.app_runs = state_dir.resolve() / "flower"
+        server.rounds.outbox = SumOutbox(state_dir / OUTBOX)
         server.rounds.apps = {
             name: (state_dir / folder).resolve() for name, folder in config.flower_apps.items()
         }
@@ -241,12 +244,7 @@ class Server:
         )
         fleet = FleetService(server.fleet, runs, authority)
         self._stack.push_async_callback(runs.stop)
-        for client, study in (await storage.in_ledger(storage.ledger.studies)).items():
-            server.fleet.fleet.assign(client, study)
-        for client, devices in (await storage.in_ledger(storage.ledger.sites)).items():
-            server.fleet.fleet.register_site(client, devices)
-        for client, why in (await storage.in_ledger(storage.ledger.holds)).items():
-            server.fleet.fleet.hold(client, Hold(why))
+        await self._recall_clients(server.fleet)
         server.rounds.cool_offs.load(await storage.in_ledger(storage.ledger.failures))
         await runs.start()
         self._stack.push_async_callback(
@@ -277,6 +275,16 @@ class Server:
         self._background(lag.keep(server.fleet.meters))
         await self._start_api(listener)
         log.info("fleet on port %d, enrolment on port %d", self.fleet_port, self.enrolment_port)
+
+    async def _recall_clients(self, context: FleetContext) -> None:
+        """Read what the ledger knows of clients: their study, whether they are sites, and holds."""
+        ledger, fleet = context.ledger, context.fleet
+        for client, study in (await context.in_ledger(ledger.studies)).items():
+            fleet.assign(client, study)
+        for client, devices in (await context.in_ledger(ledger.sites)).items():
+            fleet.register_site(client, devices)
+        for client, why in (await context.in_ledger(ledger.holds)).items():
+            fleet.hold(client, Hold(why))
 
     async def _start_api(self, control_listener: socket.socket) -> None:
         config, authority = self.config, self.authority
@@ -391,15 +399,23 @@ def _freeze() -> None:
     gc.freeze()
 
 
-def run(state_dir: Path, *, plaintext: bool = False, ready: Path | None = None) -> None:
+def run(
+    state_dir: Path,
+    *,
+    plaintext: bool = False,
+    ready: Path | None = None,
+    beside: Callable[[Server], Coroutine[Any, Any, None]] | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Args:
         state_dir: made by `fedloom server init`.
         plaintext: no TLS; on loopback only.
         ready: file to which the ports are written, atomically, once all listen.
+        beside: runs in the process beside the server, which ends with it.
 
     Raises:
+        Exception: an error of `beside`.
         UnavailableError: the disk is full, or the ledger's database does not answer.
         FedloomError: a setting, a file of the state directory or a port is not as it must be.
     """
@@ -415,8 +431,16 @@ def run(state_dir: Path, *, plaintext: bool = False, ready: Path | None = None) 
             loop.call_later(FREEZE_AGAIN_S, _freeze)
             if ready is not None:
                 write_whole(ready, f"{server.fleet_port} {server.enrolment_port}\n")
-            await stopping.wait()
+            works: list[asyncio.Future[Any]] = [asyncio.ensure_future(stopping.wait())]
+            if beside is not None:
+                works.append(asyncio.ensure_future(beside(server)))
+            ended, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
             log.info("stopping")
+            for work in works:
+                work.cancel()
+            await asyncio.wait(works)
+            for work in ended:
+                work.result()
 
     try:
         asyncio.run(main())

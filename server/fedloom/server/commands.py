@@ -161,13 +161,26 @@ def _show_made(directory: Path, federation: str, made: Made) -> None:
     help="No TLS and no certificates, for trials on this machine only.",
 )
 @click.option(
+    "--upstream",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Sum the devices' updates for a parent server, as the client of these settings, which "
+    "`fedloom client enroll` wrote.",
+)
+@click.option(
     "--ready",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Write the ports to this file once the server listens.",
 )
 def run(
-    directory: Path, log_format: str, log_level: str, plaintext_loopback: bool, ready: Path | None
+    *,
+    directory: Path,
+    log_format: str,
+    log_level: str,
+    plaintext_loopback: bool,
+    upstream: Path | None,
+    ready: Path | None,
 ) -> None:
     """Run a server until SIGTERM or Ctrl-C. After a restart it resumes its runs.
 
@@ -175,10 +188,20 @@ def run(
     Examples:
       fedloom server run
       fedloom server run --dir /srv/fedloom --log-format json
+      fedloom server run --dir /srv/north --upstream parent/client.toml
     """
     from fedloom.cli.common.logging import set_up  # noqa: PLC0415 - the module says why
+    from fedloom.protocol.errors import UsageError  # noqa: PLC0415
 
     set_up(log_format, log_level)
+    if upstream is not None:
+        if plaintext_loopback:
+            raise UsageError(
+                "Expected --upstream or --plaintext-loopback, got both: a site's devices need "
+                "certificates."
+            )
+        load("fedloom.site.process:run")(directory, upstream, ready=ready)
+        return
     serve = load("fedloom.server.app:run")
     serve(directory, plaintext=plaintext_loopback, ready=ready)
 

@@ -24,6 +24,7 @@ PRIVATE = (
     FILE,
     "models",
     "spool",
+    "upstream",
     "audit.head",
     "ledger.sqlite",
     "ledger.sqlite-wal",

@@ -18,8 +18,8 @@ BASE = {
     ("changes", "name"),
     [
         (
-            {"masking": {"metrics": {}, "min_group": 3, "sum_bits": 64}, "cohort": {"goal": 8, "quorum": 3},
-             "evaluate": False},
+            {"masking": {"metrics": {}, "min_group": 3, "sum_bits": 64}, "evaluate": False,
+             "cohort": {"goal": 8, "quorum": 3}},
             r"\[masking\]",
         ),
         ({"privacy": {"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}}, r"\[privacy\]"),

@@ -262,6 +262,8 @@ class Agent:
                     self._tasks.withdrawn(message.withdraw)
                 case "masking":
                     self._tasks.masking_step(message.masking)
+                case "site":
+                    self._tasks.heard(message.site)
                 case _:
                     log.debug("ignored a message of an unknown kind")
         raise await transfer.failure(stream, self._config.server)

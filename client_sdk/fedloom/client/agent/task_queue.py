@@ -270,6 +270,11 @@ class TaskQueue:
         else:
             self._no_session(step)
 
+    def heard(self, verdict: fleet_pb2.SiteVerdict) -> None:
+        """Pass on which sums of a run counted."""
+        if is_run(verdict.run):
+            self._runner.heard(verdict)
+
     def _no_session(self, step: fleet_pb2.MaskingStep) -> None:
         what = step.WhichOneof("kind") or "an unknown step"
         self._refused(

@@ -3,6 +3,7 @@
 Both give the same updates, because both run `TaskRun`; what differs is what a crash ends.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from fedloom.client.owner.policy import Policy
 from fedloom.protocol.errors import printable
 from fedloom.protocol.user_code import place
 from fedloom.protocol.v1 import fleet_pb2
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,10 @@ class TaskRunner(ABC):
     @abstractmethod
     def memory_bytes(self) -> int:
         """Memory in addition to this process's."""
+
+    def heard(self, verdict: fleet_pb2.SiteVerdict) -> None:
+        """The server says which sums of a run counted: of use to a site, not to a device."""
+        log.debug("ignored a verdict on sums of %s", printable(verdict.run, 80))
 
     @abstractmethod
     async def close(self) -> None:

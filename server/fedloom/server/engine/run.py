@@ -1,8 +1,9 @@
 """A run as a state machine without I/O: which round comes next, and when to pause.
 
 Invariants: one round is open at a time. Round numbers rise by one for every round opened, whether
-it is committed or not. FINISHED, STOPPED and FAILED do not change. A round that was closing when
-its run was stopped is still counted when it commits.
+it is committed or not; in a run of a parent server they are the parent's. FINISHED, STOPPED and
+FAILED do not change. A round that was closing when its run was stopped is still counted when it
+commits.
 """
 
 from collections.abc import Callable, Mapping
@@ -64,7 +65,15 @@ class Break:
 
 @dataclass(slots=True)
 class Wanted:
-    """A run on demand has messages to send: open a round unless one is open."""
+    """A run on demand has messages to send: open a round unless one is open.
+
+    Attributes:
+        number: of the round, above that of the latest; None for the next one.
+        kind: of the round.
+    """
+
+    number: int | None = None
+    kind: RoundKind = RoundKind.MESSAGE
 
 
 @dataclass(slots=True)
@@ -229,16 +238,16 @@ class Run:
             return ""
         return stalled(settings, best)
 
-    def _open(self, kind: RoundKind) -> list[RunEffect]:
+    def _open(self, kind: RoundKind, number: int | None = None) -> list[RunEffect]:
         if self.progress.open_kind is not None:
             return []
-        number = self.progress.opened + 1
+        number = self.progress.opened + 1 if number is None else number
         self.progress = replace(self.progress, opened=number, open_kind=kind)
         return [OpenRound(number, kind)]
 
-    def _wanted(self, _: Wanted) -> list[RunEffect]:
+    def _wanted(self, event: Wanted) -> list[RunEffect]:
         may_open = self.config.on_demand and not self.held
-        return self._open(RoundKind.MESSAGE) if may_open else []
+        return self._open(event.kind, event.number) if may_open else []
 
     def _done(self, _: Done) -> list[RunEffect]:
         ended = self._end(RunState.FINISHED, "")

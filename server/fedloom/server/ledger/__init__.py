@@ -33,6 +33,7 @@ from fedloom.server.ledger.updates import ABANDONED as ABANDONED
 from fedloom.server.ledger.updates import CLOSING as CLOSING
 from fedloom.server.ledger.updates import COMMITTED as COMMITTED
 from fedloom.server.ledger.updates import REPORTING as REPORTING
+from fedloom.server.ledger.updates import SENT as SENT
 from fedloom.server.ledger.updates import AcceptedUpdate as AcceptedUpdate
 from fedloom.server.ledger.updates import check_same as check_same
 

@@ -29,6 +29,7 @@ from fedloom.server.ledger.updates import (
     MASKING,
     OPEN,
     REPORTING,
+    SENT,
     Updates,
 )
 
@@ -205,6 +206,48 @@ class Rounds(Updates):
                     )
                 )
             mark_best(connection, run, result.get("best"))
+
+    def send_round(self, run: str, number: int, result: Row) -> None:
+        """Note that the sum of a parent's round is stored. A repeat changes nothing.
+
+        Args:
+            run: id.
+            number: of the round.
+            result: `training` and `evaluation`, what its devices measured.
+        """
+        its = rounds.update().filter_by(run=run, number=number, state=CLOSING)
+        measured = {name: result[name] for name in ("training", "evaluation")}
+        self._change(its.values(state=SENT, **measured))
+
+    def settle_sent(self, run: str, counted: int, over: int) -> None:
+        """Store the parent's word on rounds whose sums were sent. A repeat changes nothing.
+
+        Args:
+            run: id.
+            counted: the last round that was committed with a sum of this site; 0 for none.
+            over: the last round that is over. Those after `counted` were not committed, or undone.
+        """
+        now = time.time()
+        its = rounds.update().where(rounds.c.run == run, rounds.c.number <= over)
+        sent = its.where(rounds.c.state == SENT)
+        lost = "the parent server closed its round without the sum of this site"
+        with self._write() as connection:
+            committed = connection.execute(
+                sent.where(rounds.c.number == counted).values(state=COMMITTED)
+            ).rowcount
+            connection.execute(
+                sent.where(rounds.c.number != counted).values(
+                    state=ABANDONED, reason=lost, cause="stopped"
+                )
+            )
+            undone = its.where(rounds.c.state == COMMITTED, rounds.c.number > counted)
+            connection.execute(undone.where(rounds.c.undone_at.is_(None)).values(undone_at=now))
+            if committed:
+                connection.execute(
+                    runs.update()
+                    .where(runs.c.id == run)
+                    .values(committed=runs.c.committed + committed, abandoned_in_a_row=0)
+                )
 
     def abandon_round(self, run: str, number: int, reason: str, cause: str) -> None:
         """End the round without a result; the run's model does not change.

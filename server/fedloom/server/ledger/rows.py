@@ -28,6 +28,7 @@ class RunRow:
         priority: of the run; None for 0.
         share: of the clients; None for 1.
         study: of the run; empty or None without one.
+        upstream: name of this server at the parent whose run it is; None for one of its own.
     """
 
     id: str
@@ -48,6 +49,7 @@ class RunRow:
     priority: int | None = None
     share: float | None = None
     study: str | None = None
+    upstream: str | None = None
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -75,6 +77,7 @@ class RoundRow:
             sums and with [privacy].
         undone_at: when a rollback undid it; None if none did.
         summary: counts of its members, once it is over.
+        upstream: of a parent's round, its goal here and the rounds trained before it; else None.
     """
 
     run: str
@@ -94,6 +97,7 @@ class RoundRow:
     underflow: float | None
     undone_at: float | None
     summary: dict[str, Any] | None
+    upstream: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +290,7 @@ class AcceptedRow:
     round: int
     file: str
     staleness: int | None
+    weight: float = 1.0
     devices: int | None = None
 
     @property

@@ -87,6 +87,7 @@ runs = sa.Table(
     sa.Column("priority", sa.Integer),
     sa.Column("share", sa.Float),
     sa.Column("study", sa.String),  # empty or NULL: none
+    sa.Column("upstream", sa.String),  # name of this server at the parent; NULL: a run of its own
 )
 rounds = sa.Table(
     "rounds",
@@ -107,6 +108,7 @@ rounds = sa.Table(
     sa.Column("privacy", sa.JSON),  # epsilon and delta after this round, if private
     sa.Column("underflow", sa.Float),  # share of values that a narrow sum rounded to zero
     sa.Column("undone_at", sa.Float),  # when a rollback undid it
+    sa.Column("upstream", sa.JSON(none_as_null=True)),  # of a parent's round: goal and trained
     sa.Column("summary", sa.JSON(none_as_null=True)),  # counts of its members, once it is over
     sa.Index("rounds_by_state", "state"),
     sa.Index("rounds_by_model", "model_in", "state"),

@@ -18,6 +18,8 @@ from fedloom.server.ledger.tables import clients, cohorts, rounds, updates
 REPORTING, CLOSING, COMMITTED, ABANDONED = "reporting", "closing", "committed", "abandoned"
 MASKING = "masking"
 """States of a round's row."""
+SENT = "sent"
+"""Likewise, of a parent's round alone: its sum is stored, and the parent has yet to count it."""
 OPEN = (REPORTING, MASKING, CLOSING)
 _PAGE = 200
 """Rows of metrics in memory at a time."""
@@ -106,7 +108,14 @@ class Updates(Store):
         """The updates that count in a round, in the order of their acceptance."""
         column = updates.c
         return self._rows(
-            sa.select(column.client, column.round, column.file, column.staleness, column.devices)
+            sa.select(
+                column.client,
+                column.round,
+                column.file,
+                column.staleness,
+                column.weight,
+                column.devices,
+            )
             .where(column.run == run, counted_in == number)
             .order_by(column.accepted_at, column.client),
             AcceptedRow,

@@ -17,6 +17,28 @@ from fedloom.strategies.privacy import Participations, Stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamRound:
+    """What a parent server decides of a round that this server holds as a site.
+
+    Attributes:
+        site: name of this server at the parent.
+        goal: devices whose updates the sum is to have, and the most that it may have.
+        deadline_s: seconds from the opening of the round to its deadline.
+    """
+
+    site: str
+    goal: int
+    deadline_s: float
+
+    def config(self, usual: RoundConfig) -> RoundConfig:
+        """The settings of the round: it closes with any device, as the quorum is the parent's."""
+        return replace(
+            usual, goal=self.goal, quorum=1, over_selection=1.0, candidates=1,
+            deadline_s=self.deadline_s,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPlan:
     """The plan of a round.
 
@@ -38,6 +60,7 @@ class RoundPlan:
             capacity of the sum follows from the specification alone, so its bits do not change.
         best: the run's best model before the round; None in a run that has none.
         conduct: of the clients in masking sessions; of nobody in a run without or with [privacy].
+        upstream: what a parent server decides of it; None for a round of this server.
     """
 
     run: str
@@ -56,14 +79,26 @@ class RoundPlan:
     goals: tuple[int, int] | None = None
     best: BestModel | None = None
     conduct: Conduct = field(default_factory=Conduct)
+    upstream: UpstreamRound | None = None
 
     @property
     def config(self) -> RoundConfig:
         """The settings of the round."""
         if self.messages:
             return self.spec.message_config(len(self.messages))
+        if self.upstream is not None:
+            return self.upstream.config(self.spec.round_config())
         config, masking = changed(self.spec.round_config(), self.goals), self.spec.build_masking()
         return config if masking is None else masked_config(config, masking)
+
+    @property
+    def capacity(self) -> int:
+        """Most updates of devices that the round accepts."""
+        return self.spec.capacity if self.upstream is None else self.upstream.goal
+
+    def name_of(self, client: str) -> str:
+        """The name by which a client's randomness is drawn: of a site's device, with the site's."""
+        return client if self.upstream is None else f"{self.upstream.site}/{client}"
 
     @property
     def note(self) -> StateNote:
@@ -94,6 +129,7 @@ class RoundPlan:
             "opened_at": opened_at,
             "deadline_at": deadline_at,
             "model_in": self.model,
+            "upstream": self.upstream and {"goal": self.upstream.goal, "trained": self.trained},
         }
 
 

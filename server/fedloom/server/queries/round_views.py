@@ -54,7 +54,9 @@ class RoundView(BaseModel):
 
     number: int
     kind: Annotated[str, Field(description="train or evaluate")]
-    state: Annotated[str, Field(description="reporting, masking, closing, committed or abandoned")]
+    state: Annotated[
+        str, Field(description="reporting, masking, closing, sent, committed or abandoned")
+    ]
     reason: str
     cause: Annotated[
         str | None,

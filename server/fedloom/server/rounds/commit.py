@@ -85,7 +85,10 @@ async def commit(
     }
     if done.remark:
         log.warning("round %d: %s", plan.number, done.remark, extra=about("", *plan.key))
-    await context.in_ledger(ledger.commit_round, *plan.key, result, done.model.size_bytes)
+    if plan.upstream is not None:  # the parent commits it, or not
+        await context.in_ledger(ledger.send_round, *plan.key, result)
+    else:
+        await context.in_ledger(ledger.commit_round, *plan.key, result, done.model.size_bytes)
     crossing("commit.ledger")
     observed: Sequence[ObservationRow] = ()
     if trains and plan.spec.build_selection().needs:

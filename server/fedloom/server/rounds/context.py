@@ -16,6 +16,7 @@ from fedloom.server.planning.privacy_budget import Bar
 from fedloom.server.rounds.clients import Clients
 from fedloom.server.rounds.member_records import Records
 from fedloom.server.rounds.sharing.turns import Turns
+from fedloom.server.rounds.upstream.outbox import FOLDER, SumOutbox
 from fedloom.server.storage.context import StorageContext
 from fedloom.server.threads import Grouped
 
@@ -40,6 +41,7 @@ class RoundsContext(StorageContext):
         app_runs: folder of what these runs keep.
         federation: its name.
         root_pem: the root of clients' certificates; empty on plaintext loopback.
+        outbox: keeps sums for a parent server.
         accept: accepts an update with the sum's capacity; those that wait, in one transaction.
     """
 
@@ -58,6 +60,7 @@ class RoundsContext(StorageContext):
     app_runs: Path = Path("flower")
     federation: str = ""
     root_pem: bytes = b""
+    outbox: SumOutbox = field(default_factory=lambda: SumOutbox(Path(FOLDER)))
     accept: Grouped[tuple[AcceptedUpdate, int], bool] = field(init=False)
 
     def __post_init__(self) -> None:

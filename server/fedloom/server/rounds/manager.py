@@ -132,13 +132,16 @@ class Runs:
             self.ended(driver)
             raise
 
-    async def submit(self, values: Mapping[str, Any], model: str, run: str = "") -> str:
+    async def submit(
+        self, values: Mapping[str, Any], model: str, run: str = "", *, upstream: str = ""
+    ) -> str:
         """Start a run from a stored model, or queue it.
 
         Args:
             values: the specification, as parsed TOML or JSON.
             model: digest.
             run: its id, from `new_id`; empty to draw one.
+            upstream: name of this server at the parent whose run it is; empty for one of its own.
 
         Returns:
             The run's id.
@@ -154,18 +157,22 @@ class Runs:
         manifest = await context.in_disk(context.models.manifest, model)
         limits.sums(spec, manifest)  # refuses a specification that does not fit the model
         run = run or new_id(spec.name)
+        queues, note = bool(context.max_running) and not upstream, None
+        if not upstream:  # the strategy's state is the parent's
+            note = await context.in_disk(first_note, context.models, spec, model)
         row: dict[str, Any] = {
             "id": run,
             "name": spec.name,
             "spec": spec.as_dict(),
-            "state": queue.QUEUED if context.max_running else RunState.RUNNING.value,
+            "state": queue.QUEUED if queues else RunState.RUNNING.value,
             "reason": "",
             "priority": spec.priority,
             "share": spec.share,
             "study": spec.study,
             "model": model,
             "privacy": limits.claim(spec, manifest),
-            "strategy_state": await context.in_disk(first_note, context.models, spec, model),
+            "strategy_state": note,
+            "upstream": upstream or None,
         }
         spending = RunSpending.of(run, row["spec"], row["privacy"], order=time.time())
         async with self._within_budgets(spending):
@@ -176,7 +183,7 @@ class Runs:
         asked = json.dumps(spec.as_dict(), sort_keys=True)
         log.info("run %s submitted: %s", run, asked, extra=about(run=run))
         context.live.changed("run", run)
-        if context.max_running:
+        if queues:
             await self._start_queued()
             return run
         stored = await context.in_ledger(context.ledger.run, run)
@@ -443,6 +450,11 @@ class Runs:
             IntegrityError: files of that round are missing.
         """
         context, spec = self._context, parse(row.spec)
+        if row.upstream:
+            raise UsageError(
+                f"Expected a run of this server, got {row.id} of its parent server: roll it back "
+                "there."
+            )
         if spec.flower:
             raise UsageError(
                 "Expected a run whose rounds can be undone, got one of a Flower ServerApp, which "

@@ -57,7 +57,7 @@ from fedloom.server.planning.admission import check_update
 from fedloom.server.planning.fair_share import Demand
 from fedloom.server.planning.privacy_budget import Bar
 from fedloom.server.planning.round_plan import RoundPlan
-from fedloom.server.planning.sites.door import check_sum
+from fedloom.server.planning.sites.door import check_sum, check_whole
 from fedloom.server.rounds import engines, progress
 from fedloom.server.rounds import status as round_status
 from fedloom.server.rounds.clients import ConnectedClient, Listener
@@ -436,7 +436,10 @@ class RoundDriver:
         plan = self.plan_of(header.task.round)
         if plan.spec.sites:
             return check_sum(header, plan, self.engine.cohort.places_of(header.client))
-        return check_update(header, plan)
+        planned = check_update(header, plan)
+        if plan.upstream is not None:
+            check_whole(planned)
+        return planned
 
     def checker(self, header: fleet_pb2.UpdateHeader, planned: list[PlannedPart]) -> Checker:
         """The checker of an admitted body, at its start."""
@@ -532,7 +535,7 @@ class RoundDriver:
                 number = self.plan.number
                 update = replace(update, counts_in=number, staleness=number - update.round)
             try:
-                first = await self._context.accept((update, self.plan.spec.capacity))
+                first = await self._context.accept((update, self.plan.capacity))
             except Refusal as refusal:
                 if refusal.code is not Code.ROUND_CLOSED or not self._buffered:
                     raise
@@ -635,9 +638,10 @@ class RoundDriver:
         self.feed(events.Committed())
         self._keep_records()
         self._clean(update.file for update in updates)
+        done = "committed" if self.plan.upstream is None else "has a sum for the parent of"
         log.info(
-            "round %d of %s committed %s from %d updates",
-            self.plan.number, self.plan.run, outcome.model[:12], len(updates),
+            "round %d of %s %s %s from %d updates",
+            self.plan.number, self.plan.run, done, outcome.model[:12], len(updates),
             extra=self._about(),
         )  # fmt: skip
         return outcome
@@ -733,7 +737,7 @@ class RoundDriver:
             counted = partial(context.ledger.last_counted, with_tensors=not spec.sites)
             memory = await context.in_ledger(counted, plan.run, client)
         own = plan.messages.get(client)
-        task = for_client(self.tasks.message(plan), client, spec.seed, memory, own)
+        task = for_client(self.tasks.message(plan), plan.name_of(client), spec.seed, memory, own)
         left_s = self.engine.clock.deadline_left_s(self._now()) or 0.0
         task.deadline_s = math.inf if self._buffered else left_s  # with buffers it may be stale
         if spec.sites:

@@ -14,6 +14,7 @@ from typing import Any
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server import engine
 from fedloom.server.background_tasks import BackgroundTasks
 from fedloom.server.ledger import Point
@@ -23,6 +24,7 @@ from fedloom.server.planning.best import mark
 from fedloom.server.planning.fair_share import Demand
 from fedloom.server.planning.privacy_budget import Bar
 from fedloom.server.planning.round_plan import RoundPlan
+from fedloom.server.planning.spec import RunSpec
 from fedloom.server.rounds.commit import Outcome
 from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.engines import buffer_settings
@@ -34,8 +36,13 @@ from fedloom.server.rounds.round_driver import RoundDriver
 from fedloom.server.rounds.round_sum import RoundSum
 from fedloom.server.rounds.run_position import Position, best_at, counts
 from fedloom.server.rounds.task_table import TaskTable
+from fedloom.server.rounds.upstream.device_sum import DeviceSum
+from fedloom.server.rounds.upstream.orders import Orders, RoundOrder, order_of
 
 log = logging.getLogger(__name__)
+
+ANY_NUMBER = 10**9
+"""Abandoned rounds in a row of a parent's run, which the parent pauses, not its site."""
 
 COMMIT_S = 60.0
 """Longest wait for a commit before a run is rolled back, in seconds."""
@@ -64,14 +71,17 @@ class RunDriver:
         self.study = row.study or ""
         self.position = Position(row, manifest, context)
         self.spec = self.position.spec
+        self._config = _config(self.spec, row)
         self.engine = engine.Run(  # until `start`
-            self.spec.run_config(), state=engine.RunState(row.state), reason=row.reason
+            self._config, state=engine.RunState(row.state), reason=row.reason
         )
         self.round: RoundDriver | None = None
         self._context = context
+        self._first_model = row.model
         self._ended = ended
         self._paused = paused
         self._app = AppRunner(self, context) if self.spec.flower else None
+        self._orders = Orders(row.upstream) if row.upstream else None
         self._between = asyncio.Event()  # no round is open
         self._rolling_back = asyncio.Lock()
         self._storing = BackgroundTasks()
@@ -94,9 +104,9 @@ class RunDriver:
             number = None if open_round is None else open_round.number
             await self._app.board.load(number, row.last_round)
         state = engine.RunState(row.state)
-        self.engine = engine.Run(
-            self.spec.run_config(), state=state, reason=row.reason, progress=progress
-        )
+        self.engine = engine.Run(self._config, state=state, reason=row.reason, progress=progress)
+        if self._orders is not None and open_round is not None:
+            self._orders.add(order_of(open_round, self._orders.site))
         priority, share = row.rank
         context.turns.add(
             self, study=self.study, priority=priority, share=share, submitted=row.created_at
@@ -169,6 +179,10 @@ class RunDriver:
         Raises:
             UsageError: the run's goal is fixed, or the numbers are not valid.
         """
+        if self._orders is not None:
+            raise UsageError(
+                f"Expected a run of this server, got {self.id}, whose goal its parent server sets."
+            )
         self.position.change_goals(goal, quorum)
         self._later(self._context.ledger.set_goals, self.id, goal, quorum)
         if self.round is not None and self.round.engine.state.is_open:
@@ -237,6 +251,31 @@ class RunDriver:
                 f"Expected the open round to end within {COMMIT_S:.0f} s, got one that is still "
                 "being committed: try again when it is."
             ) from None
+
+    # ---- rounds of a parent server -----------------------------------------------------------
+
+    @property
+    def site(self) -> str:
+        """Name of this server at the parent whose run it is; empty for a run of its own."""
+        return "" if self._orders is None else self._orders.site
+
+    async def order(self, order: RoundOrder) -> None:
+        """Open a round that the parent has ordered; none is open.
+
+        The model of the last ordered round is removed, unless the run began with it.
+        """
+        assert self._orders is not None
+        context, last = self._context, self.position.model
+        if last not in (self._first_model, order.model):
+            await context.in_disk(context.models.discard, last, 0.0)
+        self._orders.add(order)
+        self.position.model = order.model
+        self.feed(engine.Wanted(order.number, order.kind))
+
+    async def ordered(self, number: int) -> Outcome:
+        """Wait for the end of a round that the parent has ordered."""
+        assert self._orders is not None
+        return await self._orders.outcome(number)
 
     # ---- rounds ------------------------------------------------------------------------------
 
@@ -320,6 +359,11 @@ class RunDriver:
         """Delete what only an active run needs."""
         if self._app is not None:
             await self._app.clean()
+        if self._orders is not None:
+            context, last = self._context, self.position.model
+            await context.in_disk(context.outbox.discard, self.id)
+            if last != self._first_model:
+                await context.in_disk(context.models.discard, last, 0.0)
 
     def _round_driver(self, plan: RoundPlan, rows: Sequence[CountedRoundRow] = ()) -> RoundDriver:
         """Make a round's driver; a buffer's gets earlier rounds that clients may work on."""
@@ -337,11 +381,17 @@ class RunDriver:
             return Replies(plan, self._context, self._app.board)
         if self.spec.masking is not None:
             return MaskedSum(plan, self._context)
+        if self._orders is not None:
+            return DeviceSum(plan, self._context)
         return RoundSum(plan, self._context)
 
     def _plan(self, number: int, kind: engine.RoundKind) -> RoundPlan:
         messages = {} if self._app is None else self._app.board.take(number)
-        return self.position.plan(number, kind, self.engine.progress.trained, messages)
+        if self._orders is None:
+            return self.position.plan(number, kind, self.engine.progress.trained, messages)
+        order = self._orders.of(number)
+        plan = self.position.plan(number, kind, order.trained, messages)
+        return replace(plan, model=order.model, upstream=order.upstream)
 
     def _round_ended(self, outcome: Outcome) -> None:
         round_ = self.round
@@ -352,9 +402,27 @@ class RunDriver:
         self.position.remember(outcome.sessions)
         if outcome.model is None:
             self.feed(engine.RoundAbandoned(outcome.reason, fault=outcome.fault))
-            return
-        self.position.move(outcome)
-        self.feed(engine.RoundCommitted(round_.plan.kind, self.position.best))
+        else:
+            self.position.move(outcome)
+            self.feed(engine.RoundCommitted(round_.plan.kind, self.position.best))
+        if self._orders is not None:
+            self._orders.end(round_.plan.number, outcome)
+        if self.spec.sites:
+            over = round_.plan.number
+            self._storing.start(self._tell_sites(over))
+
+    async def _tell_sites(self, over: int) -> None:
+        """Send the connected sites which of their sums count, after round `over`."""
+        context = self._context
+        ended = self.engine.state not in (engine.RunState.RUNNING, engine.RunState.PAUSED)
+        for site in context.fleet.connected():
+            if context.fleet.devices_of(site) and context.fleet.study_of(site) == self.study:
+                last = partial(context.ledger.last_counted, with_tensors=False)
+                counted = await context.in_ledger(last, self.id, site)
+                verdict = fleet_pb2.SiteVerdict(
+                    run=self.id, counted=counted, over=over, ended=ended
+                )
+                context.fleet.send(site, fleet_pb2.ServerMessage(site=verdict))
 
     def rebar(self, before: Bar) -> None:
         """Follow a change of the clients that the run may not draw, which were `before`."""
@@ -405,6 +473,13 @@ class RunDriver:
             "clients_cooling": sum(self._context.cools_off(c, private=private) for c in idle),
             "round": None if self.round is None else self.round.status(),
         }
+
+
+def _config(spec: RunSpec, row: RunRow) -> engine.RunConfig:
+    """The settings of a run; a parent's opens rounds when the parent orders them."""
+    if row.upstream is None:
+        return spec.run_config()
+    return engine.RunConfig(rounds=spec.rounds, max_abandoned=ANY_NUMBER, on_demand=True)
 
 
 def _plans_before(

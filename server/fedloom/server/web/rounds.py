@@ -33,7 +33,7 @@ router = APIRouter(include_in_schema=False, route_class=LivePart)
 
 A_PAGE = 50
 MEMBERS_SHOWN = 200
-STATES = ("reporting", "masking", "closing", "committed", "abandoned", "undone")
+STATES = ("reporting", "masking", "closing", "sent", "committed", "abandoned", "undone")
 PHASES = (
     "offered", "training", "ready", "reported", "declined", "failed", "refused", "late", "lost",
 )  # fmt: skip

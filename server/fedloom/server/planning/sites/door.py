@@ -1,5 +1,7 @@
 """Admission of a site's sum by its header, before its body is received."""
 
+from collections.abc import Sequence
+
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.updates.header import PlannedPart
 from fedloom.protocol.updates.site_sum import check_site_header
@@ -30,3 +32,18 @@ def check_sum(header: fleet_pb2.UpdateHeader, plan: RoundPlan, places: int) -> l
     return check_site_header(
         header, plan.limits, limits.empty_sum(plan.spec, plan.manifest), places
     )
+
+
+def check_whole(planned: Sequence[PlannedPart]) -> None:
+    """Check that an update of a site's device covers whole tensors: only their sum is sent on.
+
+    Raises:
+        Refusal: WRONG_SHAPE, it covers a part of a tensor.
+    """
+    for part in planned:
+        if part.mask is not None or part.slice is not None:
+            raise Refusal(
+                Code.WRONG_SHAPE,
+                f"Expected {part.tensor!r} whole in a run through a site, got a part of it. Return "
+                "whole tensors, or leave them out.",
+            )
