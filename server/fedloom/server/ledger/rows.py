@@ -504,6 +504,7 @@ class ClientRow:
         failed_run: its run.
         failed_round: its round.
         certificate_until: when its newest certificate ends.
+        devices: most in a sum of this site; None or 0 for a device.
     """
 
     name: str
@@ -521,6 +522,7 @@ class ClientRow:
     failed_why: str | None = None
     failed_run: str | None = None
     failed_round: int | None = None
+    devices: int | None = None
     study: str | None = None
     certificate_until: float | None = None
 

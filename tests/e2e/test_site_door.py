@@ -1,0 +1,165 @@
+"""A site at the door of its parent: lies are refused by name, and do not disturb the round."""
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from fedloom.protocol.errors import Code
+from fedloom.protocol.tensors.container import write_file
+from fedloom.protocol.trust import tokens
+from fedloom.protocol.updates.site_sum import write_site_sum
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.planning import limits
+from fedloom.server.planning.spec import parse
+from fedloom.strategies import DELTA, Full, weight_units
+from support.federation import Federation, upload
+
+pytestmark = pytest.mark.e2e
+
+SPEC = {
+    "rounds": 1,
+    "evaluate": False,
+    "sites": True,
+    "max_abs": 8.0,
+    "max_weight": 10.0,
+    "cohort": {"goal": 3, "quorum": 3, "deadline_s": 300.0},
+    "train": {"epochs": 1, "batch_size": 4, "learning_rate": 0.1},
+}
+MODEL = {"w": np.zeros((20, 3), np.float32)}
+
+
+def site_identity(federation, name, devices):
+    """A site in the ledger, as after an enrolment by a token for so many devices."""
+    identity, peer = federation.forge(name)
+    token = tokens.make_token(federation.authority.root_pin)
+    hashed = tokens.secret_hash(token.secret)
+    federation.ledger.add_token(token.id, hashed, name, time.time() + 600, devices=devices)
+    federation.ledger.enrol(token.id, peer.serial, peer.not_after.timestamp())
+    federation.contexts.fleet.register_site(name, federation.ledger.sites()[name])
+    return identity
+
+
+def update(federation, offer, path, *, devices=3, scale=1.0, spec=SPEC):
+    """The header and the body of a sum for an offer."""
+    manifest = federation.contexts.models.manifest(offer.model.digest)
+    partial = limits.empty_sum(parse(spec), manifest)
+    for _ in range(devices):
+        values = np.full((20, 3), scale, np.float32)
+        partial.add_array((DELTA, "w"), Full(), weight_units(2), values)
+        partial.count += 1
+    header = fleet_pb2.UpdateHeader(
+        task=offer.key, client="north", model_digest=offer.model.digest, weight=2.0 * devices
+    )
+    header.site.devices = devices
+    write_site_sum(path, partial, header)
+    return header, path.read_bytes()
+
+
+async def opened(directory, devices=3):
+    """A federation with a site and a run; the site's offer, and a channel of it."""
+    federation = await Federation(directory).start()
+    identity = site_identity(federation, "north", devices)
+    path = directory / "model.safetensors"
+    write_file(path, MODEL)
+    run = await federation.server.runs.submit(SPEC, federation.contexts.models.add(path))
+    attendance = await federation.attend(identity)
+    return federation, attendance, federation.channel(identity), run
+
+
+LIES = {
+    "exponent": ({"spec": {**SPEC, "max_abs": 4.0}}, None, Code.MALFORMED, "exponent"),
+    "devices": ({"devices": 4}, None, Code.WEIGHT_OUT_OF_RANGE, "1 to 3 devices"),
+    "magnitude": ({"scale": 9.0}, None, Code.MAGNITUDE_TOO_LARGE, "'w'"),
+    "weight": ({}, lambda h: setattr(h, "weight", 31.0), Code.WEIGHT_OUT_OF_RANGE, "weight"),
+    "tensor": ({}, lambda h: setattr(h.parts[0], "tensor", "v"), Code.UNKNOWN_TENSOR, "'v'"),
+    "model": ({}, lambda h: setattr(h, "model_digest", "0" * 64), Code.WRONG_MODEL, "model"),
+    "a device's update": ({}, lambda h: h.ClearField("site"), Code.MALFORMED, "sum of a site"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lying_site_is_refused_by_name(tmp_path, lie):
+    """And the refusal is stored with the site's name and its code."""
+    settings, change, code, words = LIES[lie]
+
+    async def scenario():
+        federation, attendance, channel, run = await opened(tmp_path)
+        try:
+            offer = await attendance.offer_of(run)
+            assert offer.site.devices == 3
+            header, body = update(federation, offer, tmp_path / "body", **settings)
+            if change is not None:
+                change(header)
+            answer = await upload(channel, header, [body])
+            assert (answer.code, words in answer.message) == (code, True), answer
+            await federation.settled()
+            [refusal, *_] = federation.refusals(run)
+            assert (refusal.client, refusal.code) == ("north", code)
+        finally:
+            await federation.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_true_sum_is_counted_by_its_devices(tmp_path):
+    """One sum of three devices reaches a goal of three."""
+
+    async def scenario():
+        federation, attendance, channel, run = await opened(tmp_path)
+        try:
+            offer = await attendance.offer_of(run)
+            header, body = update(federation, offer, tmp_path / "body")
+            answer = await upload(channel, header, [body[:100], body[100:]])
+            assert answer.code is None, answer
+            again = await upload(channel, header, [body])
+            assert again.replies[0].accepted.repeated
+            await federation.ended(run)
+            [row] = federation.ledger.list_rounds(run)
+            assert (row.state, row.accepted) == ("committed", 3)
+            model = federation.contexts.models.params(row.model_out)
+            np.testing.assert_array_equal(model["w"], np.ones((20, 3), np.float32))
+        finally:
+            await federation.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_restarted_parent_keeps_places_and_counts(tmp_path):
+    """The site gets the same task again, for as many devices."""
+
+    async def scenario():
+        federation, attendance, _, run = await opened(tmp_path)
+        try:
+            first = await attendance.offer_of(run)
+            await federation.restart()
+            assert federation.contexts.fleet.devices_of("north") == 3
+            [member] = federation.ledger.cohort(run, 1)
+            assert (member.client, member.places) == ("north", 3)
+            engine = federation.server.runs.get(run).round.engine
+            assert engine.cohort.places == {"north": first.site.devices}
+        finally:
+            await federation.stop()
+
+    asyncio.run(scenario())
+
+
+def test_sites_and_devices_get_tasks_of_their_own_runs(tmp_path):
+    """A run for devices does not ask a site, nor the other way round."""
+
+    async def scenario():
+        federation, attendance, _, run = await opened(tmp_path)
+        try:
+            await attendance.offer_of(run)
+            device = await federation.attend(federation.enrol("ward"))
+            flat = {**SPEC, "sites": False, "cohort": {"goal": 1}}
+            model = federation.ledger.run(run).model
+            other = await federation.server.runs.submit(flat, model)
+            assert not (await device.offer_of(other)).HasField("site")
+            [member] = federation.ledger.cohort(run, 1)
+            assert member.client == "north"
+        finally:
+            await federation.stop()
+
+    asyncio.run(scenario())
