@@ -153,6 +153,11 @@ class Experiment:
                 "read their data themselves. Remove data.transform, or transform in that code, "
                 "such as by TorchClient(transform=…)."
             )
+        if self.spec.sites:
+            raise UsageError(
+                "Expected no sites = true in a simulation, got it: sites change no bit of a model. "
+                "Remove it; clients named SITE/NAME draw what the devices of sites draw."
+            )
         goal, size = self.spec.round_config().goal, len(self.population)
         if goal > size:
             raise UsageError(

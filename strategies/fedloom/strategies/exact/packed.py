@@ -2,7 +2,7 @@
 
 A sum in words of 64 bits is one integer T in units of the last word. All sums of a tensor share the
 zero bits at their end and the sign bits at their start, so T becomes the `bits` between, in two's
-complement, bit after bit. Sums of float32 updates take 57 to 62 bits in place of two words.
+complement, bit after bit. Sums of float32 updates take 40 to 62 bits in place of two words.
 
 Invariants:
     - Equal sums have equal bytes: `bits` and `low` follow from the sums alone, however many words
