@@ -20,6 +20,7 @@ DIGITS = ROOT / "simulations" / "examples" / "digits.toml"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"sites": True}, "no sites = true in a simulation"),
         ({"cohort.goal": 50}, "cohort.goal = 50 is larger than the population of 20"),
         ({"data.clients": 3000}, "as many as there are examples, got 3000"),
         ({"data.partition.alpha": 1e-4}, "each of 20 clients at least 1"),
