@@ -54,6 +54,12 @@ class ServerProcess:
 
     def start(self, kill=""):
         """Start it, to be killed at a crash point if one is named; return when it listens."""
+        self.launch(kill)
+        wait_until(self._listens, f"{self.name} listens: {self.log()}")
+        return self
+
+    def launch(self, kill):
+        """Start it, to be killed at a crash point, perhaps before it listens."""
         self._ready.unlink(missing_ok=True)
         command = [sys.executable, "-m", "fedloom.cli.main", "server", "run"]
         command += ["--dir", str(self.state), "--ready", str(self._ready)]
@@ -61,8 +67,6 @@ class ServerProcess:
         with self._log.open("a") as log:
             environment = {**os.environ, "FEDLOOM_KILL": kill}
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        wait_until(self._listens, f"{self.name} listens: {self.log()}")
-        return self
 
     def _listens(self):
         assert self.process.poll() is None, self.log()
