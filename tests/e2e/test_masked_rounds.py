@@ -282,7 +282,7 @@ def test_an_advert_of_another_client_or_round_ends_its_senders_part(tmp_path):
     """Both are refused in words; the session has the others."""
 
     async def scenario(federation, devices):
-        settings = short() | {"cohort": MASKED["cohort"] | {"goal": 5}}
+        settings = short(phase_s=20.0, upload_s=20.0)  # nobody drops out
         thief, old = devices[0], devices[1]
         run = await submit(federation, ZEROS, **settings)
         old.twists["ready"] = lambda raw: raw[:36].replace(raw[4:8], b"else") + raw[36:]
