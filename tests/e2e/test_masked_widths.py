@@ -20,6 +20,8 @@ from support.masked_widths import NARROW, RUN, device, mean_of, width_of
 pytestmark = pytest.mark.e2e
 
 SHORT = RUN | {"masking": RUN["masking"] | {"phase_s": 1.0, "upload_s": 1.0}}
+LATE = RUN | {"masking": RUN["masking"] | {"phase_s": 20.0, "upload_s": 4.0}}
+"""For one body that never comes."""
 OTHER = {"weight": ((2, 5), (0, 7))}
 """As many values as `NARROW` has, and others."""
 
@@ -155,7 +157,7 @@ def test_a_body_with_other_slices_than_its_class_is_refused(tmp_path, header, co
     def twist(devices):
         devices[liar].twists["header"] = changed
 
-    row, model, _, _, devices = played(tmp_path, members, SHORT, twist=twist)
+    row, model, _, _, devices = played(tmp_path, members, LATE, twist=twist)
     assert row.state == "finished", row.reason
     check_model(model, [each for each in devices.values() if each.name != liar])
     assert {answer.code for answer in devices[liar].answers} == {code}
