@@ -136,7 +136,7 @@ crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare t
 	python tests/support/$(if $(MASKED),masked_)crash.py --kills $(KILLS) --seed $(SEED)
 
 cost: $(VENV)/.dev ## instructions of kernels and of a round against benchmarks/cost.json: two minutes, valgrind
-	python benchmarks/cost.py $(CASES)
+	python benchmarks/cost.py $(if $(CASES),--cases $(CASES))
 
 hostile: $(VENV)/.dev ## rounds of 20 clients beside floods and slow peers, kind by kind: half an hour, loopback only
 	python benchmarks/hostile.py $(if $(KINDS),--kinds $(KINDS))

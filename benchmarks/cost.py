@@ -102,7 +102,7 @@ def measured(name):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", choices=[[], *CASES], default=[])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--write", action="store_true", help=f"write {FIGURES.name}")
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -112,9 +112,8 @@ def main():
     if platform.machine() not in {"x86_64", "AMD64"} or not shutil.which("valgrind"):
         print("not measured: expected valgrind on x86-64")
         return 0
-    names = given.cases or list(CASES)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = dict(zip(names, pool.map(measured, names), strict=True))
+        found = dict(zip(given.cases, pool.map(measured, given.cases), strict=True))
     known = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
     if given.write:
         known |= {name: float(f"{value:.4g}") for name, value in found.items()}

@@ -13,19 +13,16 @@ Invariants:
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.strategies.exact.fixed_point import Ints
-from fedloom.strategies.exact.words import BLOCK, MOST_WORDS, WORD_BITS
+from fedloom.strategies.exact.words import BLOCK, WORD_BITS
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Limbs: TypeAlias = NDArray[np.uint64]
-
-MAX_BITS: Final = 64 + WORD_BITS * (MOST_WORDS - 1)
-"""Most bits of a sum."""
 
 
 @dataclass(frozen=True, slots=True)

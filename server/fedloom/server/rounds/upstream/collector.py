@@ -124,9 +124,7 @@ class Collector:
         Raises:
             UsageError: it was.
         """
-        context = self._context
-        rows = await context.in_ledger(context.ledger.list_rounds, run)
-        row = next((each for each in rows if each.number == number), None)
+        row = await self._context.in_ledger(self._context.ledger.round, run, number)
         if row is None or row.state != SENT:
             why = "it is missing" if row is None else row.reason
             raise UsageError(f"the site's round was abandoned: {why}")

@@ -3,11 +3,9 @@
 Invariant: a sum with a header is complete and durable.
 """
 
-import os
 from pathlib import Path
 
-from fedloom.protocol.tensors.container import sync_directory
-from fedloom.protocol.trust.private_files import private_directory, private_opener
+from fedloom.protocol.trust.private_files import private_directory, write_private
 from fedloom.protocol.updates.site_sum import write_site_sum
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import Partial
@@ -44,14 +42,7 @@ class SumOutbox:
         run, number = header.task.run, header.task.round
         private_directory(self._directory)
         write_site_sum(self.body_path(run, number), total, header)
-        path = self._header_path(run, number)
-        temporary = path.with_suffix(".tmp")
-        with open(temporary, "wb", opener=private_opener) as file:
-            file.write(header.SerializeToString(deterministic=True))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_directory(self._directory)
+        write_private(self._header_path(run, number), header.SerializeToString(deterministic=True))
         self.discard(run, keep=number)
 
     def header(self, run: str, number: int) -> fleet_pb2.UpdateHeader | None:
