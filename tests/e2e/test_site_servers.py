@@ -86,7 +86,7 @@ def check_same(cluster, parent, run, flat):
             assert mine == {n: v for n, v in its.items() if n in ("num_examples", "values")}
     for name, devices in SITES.items():
         site = cluster.servers[name]
-        site.ended(run)
+        assert site.ended(run).committed == row.committed == 3
         found = [(r.state, r.kind, r.accepted) for r in site.rounds(run)]
         assert found == [("committed", r.kind, len(devices)) for r in rounds]
 

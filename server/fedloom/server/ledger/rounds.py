@@ -219,11 +219,12 @@ class Rounds(Updates):
         measured = {name: result[name] for name in ("training", "evaluation")}
         self._change(its.values(state=SENT, **measured))
 
-    def settle_sent(self, run: str, counted: int, over: int) -> None:
+    def settle_sent(self, run: str, kind: str, counted: int, over: int) -> None:
         """Store the parent's word on rounds whose sums were sent. A repeat changes nothing.
 
         Args:
             run: id.
+            kind: of the rounds that the run asked for.
             counted: the last round that was committed with a sum of this site; 0 for none.
             over: the last round that is over. Those after `counted` were not committed, or undone.
         """
@@ -232,9 +233,7 @@ class Rounds(Updates):
         sent = its.where(rounds.c.state == SENT)
         lost = "the parent server closed its round without the sum of this site"
         with self._write() as connection:
-            committed = connection.execute(
-                sent.where(rounds.c.number == counted).values(state=COMMITTED)
-            ).rowcount
+            connection.execute(sent.where(rounds.c.number == counted).values(state=COMMITTED))
             connection.execute(
                 sent.where(rounds.c.number != counted).values(
                     state=ABANDONED, reason=lost, cause="stopped"
@@ -242,12 +241,11 @@ class Rounds(Updates):
             )
             undone = its.where(rounds.c.state == COMMITTED, rounds.c.number > counted)
             connection.execute(undone.where(rounds.c.undone_at.is_(None)).values(undone_at=now))
-            if committed:
-                connection.execute(
-                    runs.update()
-                    .where(runs.c.id == run)
-                    .values(committed=runs.c.committed + committed, abandoned_in_a_row=0)
-                )
+            done = sa.select(sa.func.count()).select_from(rounds).filter_by(run=run, kind=kind)
+            done = done.where(rounds.c.state == COMMITTED, rounds.c.undone_at.is_(None))
+            connection.execute(
+                runs.update().where(runs.c.id == run).values(committed=done.scalar_subquery())
+            )
 
     def abandon_round(self, run: str, number: int, reason: str, cause: str) -> None:
         """End the round without a result; the run's model does not change.

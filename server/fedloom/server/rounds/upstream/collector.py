@@ -187,7 +187,8 @@ class Collector:
         context, driver = self._context, self._runs.get(run)
         if driver is None or not driver.site:
             return
-        await context.in_ledger(context.ledger.settle_sent, run, counted, over)
+        kind = Kind.EVALUATE if driver.spec.evaluate_only else Kind.TRAIN
+        await context.in_ledger(context.ledger.settle_sent, run, kind.value, counted, over)
         context.live.changed("run", run)
         state = None if driver.round is None else driver.round.engine.state
         if ended and (state is None or state in (RoundState.COMMITTED, RoundState.ABANDONED)):
