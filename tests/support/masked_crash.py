@@ -11,18 +11,23 @@ against the ledger and the disks:
 - no secret is on a client's disk, and on the server's neither a secret nor an update in clear;
 - no update in clear is on a client's disk when its masked body is sent.
 
-A run ends early where too few devices may mask another update of its model; another one with the
-next seed then takes the rest of the kills.
+A run ends early where too few devices may mask another update of its model; others with the next
+seeds take the rest of the kills. Several runs are played at a time: most of a round is waiting.
 
 By hand: python tests/support/masked_crash.py --kills 200 --seed 7
 """
 
 import argparse
+import io
 import json
 import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -292,30 +297,56 @@ def main():
     parser.add_argument("--rounds", type=int, default=0, help="default: a round for three kills")
     parser.add_argument("--forgets", action="store_true", help="break a rule: the test must fail")
     parser.add_argument("--keep", type=Path, help="work in this folder and leave it")
+    parser.add_argument("--jobs", type=int, default=3, help="runs at a time")
     arguments = parser.parse_args()
-    kills, counted, seed, holds = 0, 0, arguments.seed, True
-    while holds:
-        test = played(arguments, arguments.kills - kills, seed)
-        show(test)
-        kills += test.report.num_kills
-        counted += sum(test.report.counted.values())
-        print(f"seed {seed}: {kills} kills, {counted} updates in models until here", flush=True)
-        holds = test.report.same_bits and not test.report.lost
-        seed += 1
-        if kills >= arguments.kills:
-            break
+    kills, counted, holds, playing = 0, 0, True, {}
+    seeds = count(arguments.seed)
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        while playing or (holds and kills < arguments.kills):
+            missing = arguments.kills - kills if holds else 0
+            for seed in islice(seeds, arguments.jobs - len(playing) if missing > 0 else 0):
+                share = -(-missing // arguments.jobs)
+                playing[pool.submit(played, arguments, share, seed)] = seed
+            for done in wait(playing, return_when=FIRST_COMPLETED).done:
+                found, seed = done.result(), playing.pop(done)
+                kills, counted = kills + found.kills, counted + found.counted
+                holds = holds and found.holds
+                so_far = f"{kills} kills, {counted} updates in models until here"
+                print(f"{found.text}seed {seed}: {so_far}", flush=True)
     return 0 if holds and counted else 1
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a run found.
+
+    Attributes:
+        kills: number of them.
+        counted: updates in its models.
+        holds: whether nothing was broken.
+        text: for people.
+    """
+
+    kills: int
+    counted: int
+    holds: bool
+    text: str
+
+
 def played(arguments, kills, seed):
-    """A run until its kills have happened, or until it stands still."""
+    """Play a run until its kills have happened, or until it stands still."""
     with tempfile.TemporaryDirectory() as temporary:
         directory = arguments.keep / str(seed) if arguments.keep else Path(temporary)
         directory.mkdir(exist_ok=True, parents=True)
         rounds = arguments.rounds or max(3, kills // 3)
         test = MaskedCrashTest(directory, kills, seed, rounds, forgets=arguments.forgets)
         test.run()
-    return test
+    report, text = test.report, io.StringIO()
+    with redirect_stdout(text):
+        show(test)
+    counted = sum(report.counted.values())
+    holds = report.same_bits and not report.lost
+    return Found(report.num_kills, counted, holds, text.getvalue())
 
 
 def show(test):
