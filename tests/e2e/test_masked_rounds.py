@@ -12,6 +12,7 @@ from fedloom.protocol.errors import Code, UsageError
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import SessionState
 from fedloom.server.fleet.upload_body import IncomingBody
+from fedloom.server.rounds.masking.exchange import Exchange
 from support import federation as wire
 from support.agents import result, submit, until
 from support.door import _Connection
@@ -154,6 +155,36 @@ def test_a_body_whose_session_ends_while_it_is_synced_is_refused(tmp_path, monke
         assert not [p for p in (tmp_path / "spool").iterdir() if p.name.startswith(run)]
 
     played(tmp_path, scenario)
+
+
+def test_a_reveal_whose_session_ends_while_it_is_checked_is_too_late(tmp_path, monkeypatch, caplog):
+    """The shares that it is compared with are deleted by then; the server does not fail."""
+    read, calls, ended = Exchange._read_shares, 0, asyncio.Event()
+    caplog.set_level("INFO")
+
+    async def scenario(federation, devices):
+        async def slowly(exchange, of, session):
+            nonlocal calls
+            calls += 1
+            if calls == len(devices):  # the last reveal
+                await until(lambda: session.state.is_over)
+                of.dealt.clear()  # as after a restart, when they are read again
+                await read(exchange, of, session)
+                ended.set()
+            else:
+                await read(exchange, of, session)
+
+        monkeypatch.setattr(Exchange, "_read_shares", slowly)
+        run = await submit(federation, ZEROS, **short())
+        started(devices)
+        row = await finished(federation, run)
+        assert row.state == "finished", row.reason
+        check_model(federation, run, devices)
+        await ended.wait()
+        await until(lambda: all(d.told[-1] == "done" for d in devices))
+
+    played(tmp_path, scenario)
+    assert "reveal come too late" in caplog.text
 
 
 def test_a_member_that_leaves_before_it_is_ready_is_in_no_session(tmp_path):

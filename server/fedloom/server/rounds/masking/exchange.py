@@ -62,10 +62,7 @@ class Exchange:
                 of.roster.check_closed({of.index(client): content}, quorum=False)
             case "reveal":
                 content = message.reveal
-                # Of a session that is over, the shares to compare with are deleted: only a repeat
-                # of what was stored is taken then.
-                if not session.state.is_over:
-                    complete = await self._check_reveal(of, session, client, content)
+                complete = await self._check_reveal(of, session, client, content)
             case _:
                 raise Refusal(Code.MALFORMED, "Expected a message of a masking session, got none.")
         context = self._context
@@ -78,11 +75,20 @@ class Exchange:
     async def _check_reveal(
         self, of: OpenSession, session: MaskingSession, client: str, content: bytes
     ) -> bool:
-        """Check the shares of a member; returns whether it never complained about one."""
+        """Check the shares of a member; returns whether it never complained about one.
+
+        Of a session that is over, the shares to compare with are deleted, perhaps while they are
+        read here. Nothing is checked then: the ledger takes a repeat of what was stored, and no
+        other reveal.
+        """
+        complaint: frozenset[int] = frozenset()
+        if not session.state.is_over:
+            await self._read_shares(of, session)
+            complaint = (await self._complaints(of)).get(of.index(client), complaint)
+        if session.state.is_over:
+            return True
         survivors = of.survivors(session)
         reveal = RevealMessage.from_bytes(content, survivors)
-        await self._read_shares(of, session)
-        complaint = (await self._complaints(of)).get(of.index(client), frozenset())
         wrong = misfits(
             of.roster, survivors, of.dealt, of.index(client), reveal, complaint=complaint
         )
