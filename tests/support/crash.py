@@ -344,7 +344,7 @@ class CrashTest:
         for client, token in enumerate(self.tokens):
             config = self.directory / f"c{client}" / "client.toml"
             await enrol(self.enrolment, token, config)
-            text = config.read_text().replace("reconnect_s = 60.0", "reconnect_s = 0.5")
+            text = config.read_text().replace("# reconnect_s = 60.0", "reconnect_s = 0.5")
             config.write_text(text)
 
     def submit(self):

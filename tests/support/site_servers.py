@@ -95,7 +95,7 @@ class ServerProcess:
         config = self.state.parent / f"clients-of-{self.name}" / client / "client.toml"
         config.parent.mkdir(parents=True)
         asyncio.run(enrol(self.enrolment, token, config))
-        text = config.read_text().replace("reconnect_s = 60.0", "reconnect_s = 0.3")
+        text = config.read_text().replace("# reconnect_s = 60.0", "reconnect_s = 0.3")
         config.write_text(text)
         return config
 
