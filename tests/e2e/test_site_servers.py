@@ -47,19 +47,35 @@ def cluster(tmp_path):
     made.close()
 
 
+def of_one_server(directory, sites, model, **changes):
+    """The rounds, the last model, and the bytes of the first round of a server of all devices."""
+    directory.mkdir()
+    cluster = Cluster(directory)
+    try:
+        server = cluster.server("flat").start()
+        names = [f"{path}/{name}".replace("/", ".") for path, own in sites.items() for name in own]
+        cluster.start_devices(server, names)
+        run = server.submit(spec(sites=False, **changes), model)
+        row = server.ended(run)
+        size_bytes = sum(update_sizes(server, run, 1, names))
+        return server.rounds(run), server.model(row.model), size_bytes
+    finally:
+        cluster.close()
+
+
+def update_sizes(server, run, number, clients):
+    """Bytes of the updates that clients sent in a round."""
+
+    def look(ledger):
+        return [ledger.find_update(run, number, client).size_bytes for client in clients]
+
+    return server.ledger(look)
+
+
 @pytest.fixture(scope="module")
 def flat(model, tmp_path_factory):
     """The rounds and the last model of a server with all devices, and the run's metrics."""
-    cluster = Cluster(tmp_path_factory.mktemp("flat"))
-    try:
-        server = cluster.server("flat").start()
-        names = [f"{site}.{name}" for site, names in SITES.items() for name in names]
-        cluster.start_devices(server, names)
-        run = server.submit(spec(sites=False), model)
-        row = server.ended(run)
-        return server.rounds(run), server.model(row.model)
-    finally:
-        cluster.close()
+    return of_one_server(tmp_path_factory.mktemp("flat") / "flat", SITES, model)[:2]
 
 
 def with_sites(cluster, kill=""):
@@ -126,3 +142,74 @@ def test_a_site_that_is_killed_after_each_step_sends_the_same_sum(cluster, model
     update = parent.ledger(lambda ledger: ledger.find_update(run, 1, "north"))
     header = fleet_pb2.UpdateHeader.FromString(stored[3][f"{run}.1.header"])
     assert update.identity == sha256(header.SerializeToString(deterministic=True)).hexdigest()
+
+
+def test_a_tree_of_depth_three_has_the_bits_of_a_server_of_all_devices(cluster, model):
+    """A region adds the sums of its two wards; the other site of the top has devices."""
+    wards = {"first": ["one", "two"], "second": ["three"]}
+    devices = {f"region/{ward}": names for ward, names in wards.items()}
+    devices["clinic"] = ["four", "five"]
+    flat_rounds, flat_model, _ = of_one_server(cluster.directory / "flat", devices, model)
+    top = cluster.server("top").start()
+    region = cluster.site(top, "region", 3)
+    for ward, names in wards.items():
+        made = cluster.site(region, ward, len(names))
+        cluster.start_devices(made, names, f"region/{ward}")
+    cluster.start_devices(cluster.site(top, "clinic", 2), ["four", "five"], "clinic")
+    wait_until(lambda: top.online() == region.online() == 2, "sites attend")
+    run = top.submit(spec(), model)
+    row = top.ended(run)
+    assert top.model(row.model) == flat_model
+    for ours, theirs in zip(top.rounds(run), flat_rounds, strict=True):
+        assert ours.model_out == theirs.model_out
+        assert ours.accepted == theirs.accepted == GOAL
+        assert ours.training.get("values") == theirs.training.get("values")
+        assert ours.evaluation.get("values") == theirs.evaluation.get("values")
+    for name, accepted in (("region", 3), ("first", 2), ("second", 1), ("clinic", 2)):
+        site = cluster.servers[name]
+        assert site.ended(run).committed == 3
+        assert [(r.state, r.accepted) for r in site.rounds(run)] == [("committed", accepted)] * 4
+
+
+def test_four_sites_of_25_devices_send_a_twelfth_of_the_bytes_of_100(cluster, model):
+    """The same bits, in a twentieth of the bytes of their float32 updates."""
+    sites = {f"site{n}": [f"device{m}" for m in range(25)] for n in range(4)}
+    rounds = {"rounds": 2, "cohort": {"goal": 100, "quorum": 100, "deadline_s": 300.0}}
+    flat_rounds, _, flat_bytes = of_one_server(cluster.directory / "flat", sites, model, **rounds)
+    parent = cluster.server("parent").start()
+    for site, names in sites.items():
+        cluster.start_devices(cluster.site(parent, site, 25), names, site)
+    wait_until(lambda: parent.online() == 4, "sites attend")
+    run = parent.submit(spec(**rounds), model)
+    parent.ended(run)
+    assert [r.model_out for r in parent.rounds(run)] == [r.model_out for r in flat_rounds]
+    assert [r.accepted for r in parent.rounds(run)] == [100] * 3
+    assert sum(update_sizes(parent, run, 1, sites)) <= flat_bytes / 12
+
+
+def test_a_site_that_was_away_when_the_run_ended_learns_it(cluster, model):
+    """Its last sum counts there as well, and the run ends, once it is connected again."""
+    parent = with_sites(cluster, kill="client.upload.accepted:3")
+    run = parent.submit(spec(evaluate=False), model)
+    site = cluster.servers["north"]
+    site.wait_for_kill()
+    parent.ended(run)
+    assert [r.state for r in site.rounds(run)] == ["committed", "committed", "sent"]
+    site.launch("")
+    assert site.ended(run).committed == 3
+    assert [r.state for r in site.rounds(run)] == ["committed"] * 3
+
+
+def test_sites_follow_a_rollback_of_a_run_that_had_ended(cluster, model):
+    """Rounds that the parent undoes are undone at its sites, and the run goes on there."""
+    parent = with_sites(cluster)
+    run = parent.submit(spec(evaluate=False), model)
+    parent.ended(run)
+    site = cluster.servers["north"]
+    site.ended(run)
+    parent.control.post(f"runs/{run}/rollback", body={"round": 1})
+    parent.control.post(f"runs/{run}/resume")
+    for server in (parent, site):
+        assert server.ended(run).committed == 3
+        found = [r.state if r.undone_at is None else "undone" for r in server.rounds(run)]
+        assert found == ["committed", "undone", "undone", "committed", "committed"]

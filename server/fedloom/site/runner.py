@@ -89,6 +89,10 @@ class SumRunner(TaskRunner):
         crossing("site.sum.sending")
         return header
 
+    def runs_held(self) -> list[str]:
+        """The parent's runs that have not ended here: it is asked how they go on."""
+        return self._collector.held()
+
     def heard(self, verdict: fleet_pb2.SiteVerdict) -> None:
         """The parent says which sums of a run counted."""
         settling = asyncio.ensure_future(

@@ -218,6 +218,7 @@ class Agent:
                 self._away = False
                 self._health.attends()
                 self._tasks.reconnected()
+                await self._tasks.ask_verdicts()
                 every_s = self._connection.device_every_s
                 beside.append(asyncio.ensure_future(self._trim_memory()))
                 beside.append(asyncio.ensure_future(self._device.send_all(every_s)))

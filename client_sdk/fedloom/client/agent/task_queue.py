@@ -270,6 +270,12 @@ class TaskQueue:
         else:
             self._no_session(step)
 
+    async def ask_verdicts(self) -> None:
+        """Ask how runs go on that this site still holds."""
+        if held := self._runner.runs_held():
+            asked = fleet_pb2.SiteRuns(runs=held)
+            await self._connection.send(fleet_pb2.ClientMessage(site=asked))
+
     def heard(self, verdict: fleet_pb2.SiteVerdict) -> None:
         """Pass on which sums of a run counted."""
         if is_run(verdict.run):

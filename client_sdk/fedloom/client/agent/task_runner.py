@@ -5,6 +5,7 @@ Both give the same updates, because both run `TaskRun`; what differs is what a c
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedloom.client.api import Task
@@ -72,6 +73,10 @@ class TaskRunner(ABC):
     def heard(self, verdict: fleet_pb2.SiteVerdict) -> None:
         """The server says which sums of a run counted: of use to a site, not to a device."""
         log.debug("ignored a verdict on sums of %s", printable(verdict.run, 80))
+
+    def runs_held(self) -> Sequence[str]:
+        """Runs of the server that a site holds for its devices; a device holds none."""
+        return ()
 
     @abstractmethod
     async def close(self) -> None:

@@ -51,20 +51,22 @@ class TaskKey(_message.Message):
     def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
-    __slots__ = ("hello", "offer_reply", "task_failed", "progress", "device", "masking")
+    __slots__ = ("hello", "offer_reply", "task_failed", "progress", "device", "masking", "site")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OFFER_REPLY_FIELD_NUMBER: _ClassVar[int]
     TASK_FAILED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MASKING_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     offer_reply: OfferReply
     task_failed: TaskFailed
     progress: Progress
     device: DeviceReport
     masking: MaskingMessage
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., offer_reply: _Optional[_Union[OfferReply, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., device: _Optional[_Union[DeviceReport, _Mapping]] = ..., masking: _Optional[_Union[MaskingMessage, _Mapping]] = ...) -> None: ...
+    site: SiteRuns
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., offer_reply: _Optional[_Union[OfferReply, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., device: _Optional[_Union[DeviceReport, _Mapping]] = ..., masking: _Optional[_Union[MaskingMessage, _Mapping]] = ..., site: _Optional[_Union[SiteRuns, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_versions", "client", "sdk_version", "labels", "nonce")
@@ -349,12 +351,20 @@ class Task(_message.Message):
     def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ..., train: _Optional[_Union[TrainSettings, _Mapping]] = ..., rule: _Optional[_Union[ClientRule, _Mapping]] = ..., evaluate: _Optional[bool] = ..., weighting: _Optional[_Union[Weighting, str]] = ..., limits: _Optional[_Union[UpdateLimits, _Mapping]] = ..., config: _Optional[_Mapping[str, Scalar]] = ..., deadline_s: _Optional[float] = ..., seed: _Optional[int] = ..., received: _Optional[_Union[ModelRef, _Mapping]] = ..., memory_round: _Optional[int] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., personal: _Optional[_Union[Personal, _Mapping]] = ..., privacy: _Optional[_Union[Privacy, _Mapping]] = ..., run_name: _Optional[str] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., training_round: _Optional[int] = ..., masking: _Optional[_Union[Masking, _Mapping]] = ..., site: _Optional[_Union[SiteTask, _Mapping]] = ...) -> None: ...
 
 class SiteTask(_message.Message):
-    __slots__ = ("spec", "devices")
+    __slots__ = ("spec", "devices", "path")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     spec: str
     devices: int
-    def __init__(self, spec: _Optional[str] = ..., devices: _Optional[int] = ...) -> None: ...
+    path: str
+    def __init__(self, spec: _Optional[str] = ..., devices: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
+
+class SiteRuns(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, runs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SiteVerdict(_message.Message):
     __slots__ = ("run", "counted", "over", "ended")

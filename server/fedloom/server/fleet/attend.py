@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 import grpc
 
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 << 10
 """Longest message of a client on its stream."""
+
+MAX_SITE_RUNS = 500
+"""Most runs that a site asks about at once."""
 
 
 class Attending:
@@ -74,6 +78,8 @@ class Attending:
             message = _parse(raw)
             if message.HasField("masking"):
                 await self._mask(session.client, message.masking)
+            elif message.HasField("site"):
+                await self._tell_site(session.client, message.site.runs)
             else:
                 self._handle(session, message)
 
@@ -84,6 +90,13 @@ class Attending:
         elif message.WhichOneof("kind") != "closing":
             withdraw = fleet_pb2.Withdraw(task=message.task, reason="The round is over.")
             self._server.fleet.send(client, fleet_pb2.ServerMessage(withdraw=withdraw))
+
+    async def _tell_site(self, client: str, runs: Sequence[str]) -> None:
+        if len(runs) > MAX_SITE_RUNS:
+            raise Refusal(
+                Code.MALFORMED, f"Expected at most {MAX_SITE_RUNS} runs of a site, got {len(runs)}."
+            )
+        await self._runs.tell_site(client, runs)
 
     def _handle(self, session: Session, message: fleet_pb2.ClientMessage) -> None:
         # Not in `_listen`: its variables live while the client is idle, and a round's driver has
@@ -106,7 +119,8 @@ class Attending:
             case _:
                 raise Refusal(
                     Code.MALFORMED,
-                    "Expected an offer_reply, a task_failed, a progress or a device.",
+                    "Expected an offer_reply, a task_failed, a progress, a device, a masking "
+                    "message or the runs of a site.",
                 )
 
     def _driver(self, client: str, key: fleet_pb2.TaskKey) -> RoundDriver | None:

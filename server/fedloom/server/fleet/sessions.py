@@ -6,7 +6,7 @@ leave. A client works on one task at a time, whichever run the task belongs to.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from math import inf
@@ -210,6 +210,10 @@ class Fleet:
     def devices_of(self, client: str) -> int:
         """Most devices in a sum of a site; 0 for a client that is a device."""
         return self._sites.get(client, 0)
+
+    def sites(self) -> Collection[str]:
+        """All clients that are sites, connected or not."""
+        return self._sites.keys()
 
     def register_site(self, client: str, devices: int) -> None:
         """Set for how many devices a client may send a sum; 0 for one that is a device."""

@@ -247,6 +247,15 @@ class Rounds(Updates):
                 runs.update().where(runs.c.id == run).values(committed=done.scalar_subquery())
             )
 
+    def last_over(self, run: str) -> int:
+        """The last round of a run that is committed or abandoned; 0 for none."""
+        [last] = self._values(
+            sa.select(sa.func.max(rounds.c.number)).where(
+                rounds.c.run == run, rounds.c.state.in_((COMMITTED, ABANDONED))
+            )
+        )
+        return int(last or 0)
+
     def abandon_round(self, run: str, number: int, reason: str, cause: str) -> None:
         """End the round without a result; the run's model does not change.
 

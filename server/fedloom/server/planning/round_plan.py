@@ -22,11 +22,13 @@ class UpstreamRound:
 
     Attributes:
         site: name of this server at the parent.
+        path: place of this server in the tree of sites, as "north/ward"; the top is not named.
         goal: devices whose updates the sum is to have, and the most that it may have.
         deadline_s: seconds from the opening of the round to its deadline.
     """
 
     site: str
+    path: str
     goal: int
     deadline_s: float
 
@@ -98,7 +100,7 @@ class RoundPlan:
 
     def name_of(self, client: str) -> str:
         """The name by which a client's randomness is drawn: of a site's device, with the site's."""
-        return client if self.upstream is None else f"{self.upstream.site}/{client}"
+        return client if self.upstream is None else f"{self.upstream.path}/{client}"
 
     @property
     def note(self) -> StateNote:
@@ -129,8 +131,11 @@ class RoundPlan:
             "opened_at": opened_at,
             "deadline_at": deadline_at,
             "model_in": self.model,
-            "upstream": self.upstream and {"goal": self.upstream.goal, "trained": self.trained},
+            "upstream": self.upstream and self._ordered(self.upstream),
         }
+
+    def _ordered(self, upstream: UpstreamRound) -> dict[str, Any]:
+        return {"goal": upstream.goal, "path": upstream.path, "trained": self.trained}
 
 
 def changed(config: RoundConfig, goals: tuple[int, int] | None) -> RoundConfig:

@@ -6,9 +6,10 @@ from typing import Any
 
 from fedloom.server.engine import RoundKind
 from fedloom.server.planning.run_setup import RunSetup
+from fedloom.server.planning.spec import RunSpec
 from fedloom.strategies import MetricsSettings, Partial, Updates
 from fedloom.strategies.exact.lazy_arrays import Values
-from fedloom.strategies.metrics import Summary, SummedMetrics, summed
+from fedloom.strategies.metrics import Summary, SummedMetrics, metric_sums, summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +118,8 @@ def measure(setup: RunSetup, result: RoundResult, trained: int) -> RoundMetrics:
     if setup.spec.sites:
         every = list(result.metrics)
         return RoundMetrics(
-            training=_of_sites((each.training for each in every), settings),
-            evaluation=_of_sites((each.evaluation for each in every), settings),
+            training=_means(added_up(setup.spec, (m.training for m in every)), settings),
+            evaluation=_means(added_up(setup.spec, (m.evaluation for m in every)), settings),
         )
     training, evaluation = Summary(settings), Summary(settings)
     for report in result.metrics:
@@ -127,9 +128,16 @@ def measure(setup: RunSetup, result: RoundResult, trained: int) -> RoundMetrics:
     return RoundMetrics(training=training.values(), evaluation=evaluation.values())
 
 
-def _of_sites(every: Iterable[ClientMetrics], settings: MetricsSettings) -> dict[str, Any]:
-    """The means over the devices of all sites, with the bits that a server of them would have."""
-    total = summed(SummedMetrics(each.num_examples, each.sums) for each in every)
+def added_up(spec: RunSpec, every: Iterable[ClientMetrics]) -> SummedMetrics:
+    """The exact sums of what the clients of a run measured, which may be sites."""
+    if spec.sites:
+        return summed(SummedMetrics(each.num_examples, each.sums) for each in every)
+    most = spec.metrics_settings().max_weight
+    return metric_sums(((each.num_examples, each.values) for each in every), most)
+
+
+def _means(total: SummedMetrics, settings: MetricsSettings) -> dict[str, Any]:
+    """Means over the devices of all sites, with the bits that a server of them would have."""
     if not total.num_examples:
         return {}
     kept = settings.enabled and settings.mean

@@ -1,6 +1,6 @@
 """The connected clients, as rounds see them: who is available, and the task of each."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from math import inf
 from typing import Protocol
 
@@ -71,6 +71,9 @@ class Clients(Protocol):
 
     def devices_of(self, client: str) -> int:
         """Most devices in a sum of a site; 0 for a client that is a device."""
+
+    def sites(self) -> Collection[str]:
+        """All clients that are sites, connected or not."""
 
     def held(self, client: str) -> object:
         """The operator's order that excludes a client from offers; None without one."""

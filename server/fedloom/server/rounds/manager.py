@@ -8,7 +8,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -38,6 +38,7 @@ from fedloom.server.rounds.run_driver import RunDriver
 from fedloom.server.rounds.run_position import best_at
 from fedloom.server.rounds.sharing import queue
 from fedloom.server.rounds.state_files import first_note
+from fedloom.server.rounds.upstream import verdicts
 from fedloom.server.spending.privacy_ledger import PrivacyGuard, spending_of
 
 log = logging.getLogger(__name__)
@@ -259,6 +260,39 @@ class Runs:
         return max(
             (driver.position.header_limit_bytes for driver in self._drivers.values()), default=0
         )
+
+    def of_parent(self) -> list[RunDriver]:
+        """The active runs of a parent server, which this one holds as a site."""
+        return [driver for driver in self._drivers.values() if driver.site]
+
+    async def resume_of_parent(self, run: str, model: Path) -> RunDriver:
+        """Drive a run that had finished by the parent's word: it was rolled back there.
+
+        Args:
+            run: its id.
+            model: file of the model of its next round.
+
+        Raises:
+            UsageError: it was not the parent that ended it.
+        """
+        context = self._context
+        if run in self._forgetting:
+            await self._forgetting[run]
+        row = require_run(await context.in_ledger(context.ledger.run, run), run)
+        if row.state != RunState.FINISHED.value or not row.upstream:
+            raise UsageError(f"the run {run} is {row.state} at this site.")
+        await context.in_disk(context.models.add, model)
+        await context.in_ledger(context.ledger.set_run_state, run, RunState.RUNNING.value, "")
+        await self._drive(require_run(await context.in_ledger(context.ledger.run, run), run))
+        return self._drivers[run]
+
+    async def tell_site(self, site: str, runs: Sequence[str]) -> None:
+        """Tell a site that has connected how runs go on that it still holds."""
+        context = self._context
+        for run in runs if context.fleet.devices_of(site) else ():
+            row = await context.in_ledger(context.ledger.run, run)
+            if row is not None and (row.study or "") == context.fleet.study_of(site):
+                await verdicts.tell(context, run, [site], ended=row.state not in ACTIVE)
 
     @property
     def open_rounds(self) -> list[RoundDriver]:

@@ -743,4 +743,5 @@ class RoundDriver:
         if spec.sites:
             task.site.spec = json.dumps(spec.as_dict())
             task.site.devices = self.engine.cohort.places_of(client)
+            task.site.path = "" if plan.upstream is None else plan.upstream.path
         return context.offer(client, task)

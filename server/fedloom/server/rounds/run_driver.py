@@ -14,7 +14,6 @@ from typing import Any
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server import engine
 from fedloom.server.background_tasks import BackgroundTasks
 from fedloom.server.ledger import Point
@@ -36,6 +35,7 @@ from fedloom.server.rounds.round_driver import RoundDriver
 from fedloom.server.rounds.round_sum import RoundSum
 from fedloom.server.rounds.run_position import Position, best_at, counts
 from fedloom.server.rounds.task_table import TaskTable
+from fedloom.server.rounds.upstream import verdicts
 from fedloom.server.rounds.upstream.device_sum import DeviceSum
 from fedloom.server.rounds.upstream.orders import Orders, RoundOrder, order_of
 
@@ -296,11 +296,11 @@ class RunDriver:
             self._between.set()
         else:
             self._between.clear()
-        ended = self.engine.state not in (engine.RunState.RUNNING, engine.RunState.PAUSED)
         if self._app is not None:
             self._app.follow()
-        if ended and self.engine.progress.open_kind is None:
+        if self.has_ended and self.engine.progress.open_kind is None:
             self._disband(self.engine.reason or "the run has ended")
+            self._storing.start(self.tell_sites())
             self._ended(self)
 
     def _perform(self, effect: engine.RunEffect) -> None:
@@ -330,7 +330,6 @@ class RunDriver:
 
     def _store_state(self) -> None:
         state = self.engine.state
-        ended = state not in (engine.RunState.RUNNING, engine.RunState.PAUSED)
         reason = self.engine.reason
         if state is engine.RunState.FINISHED and (plan := self.spec.privacy_plan()) is not None:
             reason = plan.stopped(self.engine.progress.trained)
@@ -340,7 +339,9 @@ class RunDriver:
         if state is engine.RunState.PAUSED:
             self._paused()
         ledger = self._context.ledger
-        self._later(partial(ledger.set_run_state, self.id, state.value, reason, ended=ended))
+        self._later(
+            partial(ledger.set_run_state, self.id, state.value, reason, ended=self.has_ended)
+        )
         self._changed()
 
     def _later(self, call: Any, *args: Any) -> None:
@@ -407,22 +408,22 @@ class RunDriver:
             self.feed(engine.RoundCommitted(round_.plan.kind, self.position.best))
         if self._orders is not None:
             self._orders.end(round_.plan.number, outcome)
-        if self.spec.sites:
-            over = round_.plan.number
-            self._storing.start(self._tell_sites(over))
+        if self._orders is None and not self.has_ended:  # a parent decides what counts
+            self._storing.start(self.tell_sites())
 
-    async def _tell_sites(self, over: int) -> None:
-        """Send the connected sites which of their sums count, after round `over`."""
-        context = self._context
-        ended = self.engine.state not in (engine.RunState.RUNNING, engine.RunState.PAUSED)
-        for site in context.fleet.connected():
-            if context.fleet.devices_of(site) and context.fleet.study_of(site) == self.study:
-                last = partial(context.ledger.last_counted, with_tensors=False)
-                counted = await context.in_ledger(last, self.id, site)
-                verdict = fleet_pb2.SiteVerdict(
-                    run=self.id, counted=counted, over=over, ended=ended
-                )
-                context.fleet.send(site, fleet_pb2.ServerMessage(site=verdict))
+    async def tell_sites(self) -> None:
+        """Send the connected sites which of their sums count."""
+        if not self.spec.sites:
+            return
+        fleet = self._context.fleet
+        sites = [s for s in fleet.connected() if fleet.devices_of(s)]
+        its = [site for site in sites if fleet.study_of(site) == self.study]
+        await verdicts.tell(self._context, self.id, its, ended=self.has_ended)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has finished, failed or was stopped."""
+        return self.engine.state not in (engine.RunState.RUNNING, engine.RunState.PAUSED)
 
     def rebar(self, before: Bar) -> None:
         """Follow a change of the clients that the run may not draw, which were `before`."""

@@ -15,7 +15,7 @@ from fedloom.protocol.errors import FedloomError, UsageError
 from fedloom.protocol.task_kind import Kind
 from fedloom.protocol.task_message import from_message
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.engine import Abort, Done, RoundState, RunState
+from fedloom.server.engine import Abort, Done, RunState
 from fedloom.server.ledger import SENT
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning.round_plan import UpstreamRound
@@ -49,11 +49,13 @@ class Collector:
     def __init__(self, runs: Runs, context: RoundsContext) -> None:
         self._runs, self._context = runs, context
 
-    @property
-    def devices(self) -> int:
-        """Connected devices that may take part in a round."""
+    def devices(self, spec: RunSpec) -> int:
+        """Connected devices that may take part in a round; of a site, as many as it may have."""
         fleet = self._context.fleet
-        return sum(not fleet.study_of(client) for client in fleet.reachable())
+        attending = [client for client in fleet.reachable() if not fleet.study_of(client)]
+        if spec.sites:
+            return sum(map(fleet.devices_of, attending))
+        return sum(not fleet.devices_of(client) for client in attending)
 
     async def collect(self, task: fleet_pb2.Task, model: Path, site: str) -> None:
         """Hold a round, and return when its sum is in the outbox.
@@ -70,7 +72,6 @@ class Collector:
         run, number = task.key.run, task.key.round
         driver = await self._driver(task, model, site)
         await self.settle(run, task.memory_round, number - 1)
-        await self._end_other(driver, number)
         if driver.engine.progress.opened == number:
             if driver.round is None:
                 await self._check_sent(run, number)
@@ -88,11 +89,11 @@ class Collector:
 
     async def _driver(self, task: fleet_pb2.Task, model: Path, site: str) -> RunDriver:
         context, run = self._context, task.key.run
-        spec = _spec_of(task)
         driver = self._runs.get(run)
-        if driver is None:
-            if await context.in_ledger(context.ledger.run, run) is not None:
-                raise UsageError(f"the run {run} has ended at this site.")
+        spec = _spec_of(task, sites=self._has_sites() if driver is None else driver.spec.sites)
+        if driver is None and await context.in_ledger(context.ledger.run, run) is not None:
+            driver = await self._runs.resume_of_parent(run, model)
+        elif driver is None:
             digest = await context.in_disk(context.models.add, model)
             await self._runs.submit(spec.as_dict(), digest, run, upstream=site)
             driver = self._runs.get(run)
@@ -105,10 +106,15 @@ class Collector:
             )
         return driver
 
-    async def _end_other(self, driver: RunDriver, number: int) -> None:
-        """Abort a round that the parent has ended: it asks for another one."""
+    def _has_sites(self) -> bool:
+        """Whether clients of this server are sites themselves, whose sums it adds up."""
+        fleet = self._context.fleet
+        return any(not fleet.study_of(site) for site in fleet.sites())
+
+    async def _end(self, driver: RunDriver, over: int) -> None:
+        """Abort a round that the parent has ended, if it is open here, and wait for its end."""
         opened = driver.engine.progress.opened
-        if driver.round is not None and opened != number:
+        if driver.round is not None and opened <= over:
             self._abort(driver, opened)
             await driver.ordered(opened)
 
@@ -138,7 +144,8 @@ class Collector:
         if context.models.size(digest) is None:
             await context.in_disk(context.models.add, model)
         await self._devices_attend(driver, task.site.devices)
-        goal = min(task.site.devices, self.devices)
+        goal = min(task.site.devices, self.devices(driver.spec))
+        above = task.site.path
         left_s = asked.deadline_s - (asyncio.get_running_loop().time() - begun)
         order = RoundOrder(
             number=asked.round,
@@ -146,7 +153,10 @@ class Collector:
             trained=max(0, asked.training_round - (asked.kind is Kind.TRAIN)),
             model=digest,
             upstream=UpstreamRound(
-                site=site, goal=goal, deadline_s=max(1.0, left_s * (1 - MARGIN))
+                site=site,
+                path=f"{above}/{site}" if above else site,
+                goal=goal,
+                deadline_s=max(1.0, left_s * (1 - MARGIN)),
             ),
         )
         await driver.order(order)
@@ -167,11 +177,12 @@ class Collector:
         patience_s = driver.spec.round_config().patience_s
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                while self.devices < min(before, places):  # noqa: ASYNC110 - the fleet has no event
+                while self.devices(driver.spec) < min(before, places):  # noqa: ASYNC110 - no event
                     await asyncio.sleep(POLL_S)
-        if not self.devices:
+        if not self.devices(driver.spec):
+            who = "site" if driver.spec.sites else "device"
             raise NoDevicesError(
-                f"no device was connected to this site within {patience_s:g} s, the run's "
+                f"no {who} was connected to this site within {patience_s:g} s, the run's "
                 "patience_s."
             )
 
@@ -187,16 +198,21 @@ class Collector:
         context, driver = self._context, self._runs.get(run)
         if driver is None or not driver.site:
             return
+        await self._end(driver, over)
         kind = Kind.EVALUATE if driver.spec.evaluate_only else Kind.TRAIN
         await context.in_ledger(context.ledger.settle_sent, run, kind.value, counted, over)
         context.live.changed("run", run)
-        state = None if driver.round is None else driver.round.engine.state
-        if ended and (state is None or state in (RoundState.COMMITTED, RoundState.ABANDONED)):
+        if ended and driver.round is None:
             driver.feed(Done())
+        await driver.tell_sites()
+
+    def held(self) -> list[str]:
+        """The parent's runs that have not ended here."""
+        return [driver.id for driver in self._runs.of_parent()]
 
 
-def _spec_of(task: fleet_pb2.Task) -> RunSpec:
-    """The run of a task, as this site holds it for its devices.
+def _spec_of(task: fleet_pb2.Task, *, sites: bool) -> RunSpec:
+    """The run of a task, as this site holds it for its devices, or for `sites` of its own.
 
     Raises:
         UsageError: this version does not know it.
@@ -205,4 +221,4 @@ def _spec_of(task: fleet_pb2.Task) -> RunSpec:
         values = json.loads(task.site.spec)
     except ValueError as error:
         raise UsageError(f"Expected the run's specification as JSON, got {error}.") from None
-    return replace(parse(values), sites=False, study="")
+    return replace(parse(values), sites=sites, study="")

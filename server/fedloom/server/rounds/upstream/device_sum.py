@@ -14,10 +14,9 @@ from fedloom.protocol.task_description import FileRef
 from fedloom.protocol.updates.site_sum import metrics_message
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.ledger.rows import AcceptedRow
-from fedloom.server.planning.round_result import measure
+from fedloom.server.planning.round_result import added_up, measure
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.rounds.round_sum import RoundSum, StoredResult
-from fedloom.strategies.metrics import metric_sums
 
 
 class DeviceSum(RoundSum):
@@ -28,21 +27,19 @@ class DeviceSum(RoundSum):
         if plan.upstream is None:
             raise IntegrityError(f"Expected round {plan.number} ordered by a parent, got no order.")
         every = list(result.metrics)
-        most = plan.spec.metrics_settings().max_weight
         header = fleet_pb2.UpdateHeader(
             task=fleet_pb2.TaskKey(run=plan.run, round=plan.number),
             client=plan.upstream.site,
             model_digest=plan.given.digest,
             weight=math.fsum(row.weight for row in accepted),
         )
-        header.site.devices = len(accepted)
+        header.site.devices = sum(row.num_devices for row in accepted)
         if plan.spec.metrics_settings().enabled:
             for message, measured in (
                 (header.site.training, [each.training for each in every]),
                 (header.site.evaluation, [each.evaluation for each in every]),
             ):
-                found = metric_sums(((m.num_examples, m.values) for m in measured), most)
-                message.CopyFrom(metrics_message(found))
+                message.CopyFrom(metrics_message(added_up(plan.spec, measured)))
         self._context.outbox.write(header, result.total)
         crossing("site.sum.stored")
         setup = RunSetup.of(plan.spec, plan.manifest, None)

@@ -74,5 +74,7 @@ def order_of(row: RoundRow, site: str) -> RoundOrder:
         kind=RoundKind(row.kind),
         trained=kept["trained"],
         model=row.model_in,
-        upstream=UpstreamRound(site=site, goal=kept["goal"], deadline_s=left_s),
+        upstream=UpstreamRound(
+            site=site, path=kept.get("path", site), goal=kept["goal"], deadline_s=left_s
+        ),
     )
