@@ -75,6 +75,7 @@ LIES = {
     "weight": ({}, lambda h: setattr(h, "weight", 31.0), Code.WEIGHT_OUT_OF_RANGE, "weight"),
     "tensor": ({}, lambda h: setattr(h.parts[0], "tensor", "v"), Code.UNKNOWN_TENSOR, "'v'"),
     "model": ({}, lambda h: setattr(h, "model_digest", "0" * 64), Code.WRONG_MODEL, "model"),
+    "names": ({}, lambda h: h.site.members.add(name="one", devices=4), Code.MALFORMED, "3 devices"),
     "a device's update": ({}, lambda h: h.ClearField("site"), Code.MALFORMED, "sum of a site"),
 }
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedloom.protocol.tensors.container import write_file
+from fedloom.protocol.updates.site_members import devices_in
 from fedloom.protocol.v1 import fleet_pb2
 from support.site_servers import RUN_SEED, Cluster, wait_until
 
@@ -151,9 +152,9 @@ def test_a_tree_of_depth_three_has_the_bits_of_a_server_of_all_devices(cluster, 
     devices["clinic"] = ["four", "five"]
     flat_rounds, flat_model, _ = of_one_server(cluster.directory / "flat", devices, model)
     top = cluster.server("top").start()
-    region = cluster.site(top, "region", 3)
+    region = cluster.site(top, "region", 3, names=True)
     for ward, names in wards.items():
-        made = cluster.site(region, ward, len(names))
+        made = cluster.site(region, ward, len(names), names=ward == "first")
         cluster.start_devices(made, names, f"region/{ward}")
     cluster.start_devices(cluster.site(top, "clinic", 2), ["four", "five"], "clinic")
     wait_until(lambda: top.online() == region.online() == 2, "sites attend")
@@ -169,6 +170,13 @@ def test_a_tree_of_depth_three_has_the_bits_of_a_server_of_all_devices(cluster, 
         site = cluster.servers[name]
         assert site.ended(run).committed == 3
         assert [(r.state, r.accepted) for r in site.rounds(run)] == [("committed", accepted)] * 4
+    members = {m.client: m.members for m in top.ledger(lambda ledger: ledger.members(run, 1))}
+    assert members["clinic"] is None
+    assert list(devices_in(members["region"])) == [
+        ("first/one", 1),
+        ("first/two", 1),
+        ("second", 1),
+    ]
 
 
 def test_four_sites_of_25_devices_send_a_twelfth_of_the_bytes_of_100(cluster, model):

@@ -197,6 +197,7 @@ class Attendance:
         self.offers = asyncio.Queue()
         self.signed = []
         self.withdrawn = asyncio.Queue()
+        self.verdicts = asyncio.Queue()
         self._call = channel.stream_stream(
             methods.ATTEND,
             request_serializer=fleet_pb2.ClientMessage.SerializeToString,
@@ -231,6 +232,8 @@ class Attendance:
                         self.signed.append(message.signed_offer)
                     case "withdraw":
                         self.withdrawn.put_nowait(message.withdraw)
+                    case "site":
+                        self.verdicts.put_nowait(message.site)
                     case kind:
                         raise AssertionError(kind)
 

@@ -39,13 +39,16 @@ class ServerProcess:
         name: of its folder.
     """
 
-    def __init__(self, directory, name):
+    def __init__(self, directory, name, **settings):
         self.name, self.state = name, directory / name
         self.upstream = None
         self.state.mkdir()
         self._ready, self._log = directory / f"{name}.ready", directory / f"{name}.log"
         settings = server_config.ServerConfig(
-            fleet=f"127.0.0.1:{steady_port()}", enrolment=f"127.0.0.1:{steady_port()}", console=""
+            fleet=f"127.0.0.1:{steady_port()}",
+            enrolment=f"127.0.0.1:{steady_port()}",
+            console="",
+            **settings,
         )
         self.enrolment = settings.enrolment
         server_config.write(self.state, settings)
@@ -144,13 +147,13 @@ class Cluster:
         self.directory = directory
         self.servers, self.devices = {}, []
 
-    def server(self, name):
-        self.servers[name] = ServerProcess(self.directory, name)
+    def server(self, name, **settings):
+        self.servers[name] = ServerProcess(self.directory, name, **settings)
         return self.servers[name]
 
-    def site(self, parent, name, devices, *, kill=""):
+    def site(self, parent, name, devices, *, kill="", names=False):
         """A running site of a parent, registered for so many devices; they are not started."""
-        made = self.server(name)
+        made = self.server(name, name_devices=names)
         made.upstream = parent.enrol(name, devices=devices)
         return made.start(kill)
 

@@ -73,6 +73,11 @@ class ServerConfig:
         doc="runs that are running at once in each study; further ones wait in a queue; 0: no "
         "limit",
     )
+    name_devices: bool = setting(
+        False,
+        doc="whether a parent server learns the names of the devices in each sum of this site, or "
+        "only their number",
+    )
     max_model_bytes: int = setting(1 << 40, doc="largest model that a run may start from, bytes")
     keep_models: int = setting(
         100,

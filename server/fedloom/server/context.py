@@ -76,6 +76,7 @@ def assemble(
         meters=meters,
         tracer=tracer or Tracer(),
         max_running=config.max_running,
+        name_devices=config.name_devices,
         federation=config.federation,
         root_pem=root_pem,
     )

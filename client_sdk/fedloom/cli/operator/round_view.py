@@ -8,6 +8,7 @@ from rich.text import Text
 
 from fedloom.cli.common import masking_sessions, output
 from fedloom.cli.operator.client_view import failures, took
+from fedloom.protocol.updates import site_members
 
 
 def listing(rounds: list[dict[str, Any]], more: int | None) -> RenderableType:
@@ -66,7 +67,15 @@ def detail(found: dict[str, Any]) -> RenderableType:
         parts += [Text(), masking_sessions.listing(found["sessions"])]
     if found["members"]:
         parts += [Text(), _members(found["members"])]
+        parts += [_named(m["client"], m["members"]) for m in found["members"] if m["members"]]
     return Group(*parts)
+
+
+def _named(site: str, members: site_members.Tree) -> Text:
+    """The devices in a site's sum."""
+    found = site_members.devices_in(members)
+    named = (path if count == 1 else f"{path} ({count} devices)" for path, count in found)
+    return Text(output.harmless(f"{site}: {', '.join(named)}"), style="dim")
 
 
 def _headline(found: dict[str, Any]) -> RenderableType:
@@ -111,10 +120,12 @@ def _shapes(shapes: dict[str, int]) -> RenderableType:
 
 
 def _members(members: list[dict[str, Any]]) -> RenderableType:
+    sites = any(m["places"] for m in members)
     rows = [
         (
             output.escape(m["client"]),
             output.state(m["phase"]),
+            *([f"{m['devices'] or 0} of {m['places'] or 1}"] if sites else ()),
             output.escape(m["shape"]),
             _span(m["download_began_at"], m["download_ended_at"]),
             _span(m["training_began_at"], m["upload_began_at"]),
@@ -129,7 +140,17 @@ def _members(members: list[dict[str, Any]]) -> RenderableType:
         for m in members
     ]
     columns = (
-        *("CLIENT", "STATE", "SHAPE", ">DOWNLOAD", ">TRAINING", ">UPLOAD", ">TOOK", ">SENT"),
+        *(
+            "CLIENT",
+            "STATE",
+            *([">DEVICES"] if sites else ()),
+            "SHAPE",
+            ">DOWNLOAD",
+            ">TRAINING",
+            ">UPLOAD",
+            ">TOOK",
+            ">SENT",
+        ),
         *(">RETRIES", ">EXAMPLES", ">NORM", "~NOTE"),
     )
     return output.make_table(columns, rows, required=3)

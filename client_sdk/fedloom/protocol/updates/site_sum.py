@@ -35,6 +35,7 @@ from fedloom.protocol.updates.header import (
     PlannedPart,
 )
 from fedloom.protocol.updates.message import Limits
+from fedloom.protocol.updates.site_members import read_members
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import Partial
 from fedloom.strategies.exact.fixed_point import MIN_WEIGHT, WEIGHT_UNIT, weight_units
@@ -147,6 +148,7 @@ def check_site_header(
             f"{site.devices}.",
         )
     _check_total(header, limits)
+    read_members(site)
     for metrics in (site.training, site.evaluation):
         _check_metrics(metrics, site.devices)
     if len(site.tensors) != len(header.parts) or bool(header.parts) != bool(header.size_bytes):

@@ -584,7 +584,7 @@ class UpdateHeader(_message.Message):
     def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., client: _Optional[str] = ..., model_digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., weight: _Optional[float] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., training: _Optional[_Union[Metrics, _Mapping]] = ..., evaluation: _Optional[_Union[Metrics, _Mapping]] = ..., scalars: _Optional[_Mapping[str, float]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., masking_session: _Optional[bytes] = ..., site: _Optional[_Union[SiteSum, _Mapping]] = ...) -> None: ...
 
 class SiteSum(_message.Message):
-    __slots__ = ("devices", "exponent", "narrow", "tensors", "nonzero", "vanished", "training", "evaluation")
+    __slots__ = ("devices", "exponent", "narrow", "tensors", "nonzero", "vanished", "training", "evaluation", "members")
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     EXPONENT_FIELD_NUMBER: _ClassVar[int]
     NARROW_FIELD_NUMBER: _ClassVar[int]
@@ -593,6 +593,7 @@ class SiteSum(_message.Message):
     VANISHED_FIELD_NUMBER: _ClassVar[int]
     TRAINING_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     devices: int
     exponent: int
     narrow: bool
@@ -601,7 +602,18 @@ class SiteSum(_message.Message):
     vanished: int
     training: SiteMetrics
     evaluation: SiteMetrics
-    def __init__(self, devices: _Optional[int] = ..., exponent: _Optional[int] = ..., narrow: _Optional[bool] = ..., tensors: _Optional[_Iterable[_Union[SiteTensor, _Mapping]]] = ..., nonzero: _Optional[int] = ..., vanished: _Optional[int] = ..., training: _Optional[_Union[SiteMetrics, _Mapping]] = ..., evaluation: _Optional[_Union[SiteMetrics, _Mapping]] = ...) -> None: ...
+    members: _containers.RepeatedCompositeFieldContainer[SiteMember]
+    def __init__(self, devices: _Optional[int] = ..., exponent: _Optional[int] = ..., narrow: _Optional[bool] = ..., tensors: _Optional[_Iterable[_Union[SiteTensor, _Mapping]]] = ..., nonzero: _Optional[int] = ..., vanished: _Optional[int] = ..., training: _Optional[_Union[SiteMetrics, _Mapping]] = ..., evaluation: _Optional[_Union[SiteMetrics, _Mapping]] = ..., members: _Optional[_Iterable[_Union[SiteMember, _Mapping]]] = ...) -> None: ...
+
+class SiteMember(_message.Message):
+    __slots__ = ("name", "devices", "members")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    devices: int
+    members: _containers.RepeatedCompositeFieldContainer[SiteMember]
+    def __init__(self, name: _Optional[str] = ..., devices: _Optional[int] = ..., members: _Optional[_Iterable[_Union[SiteMember, _Mapping]]] = ...) -> None: ...
 
 class SiteTensor(_message.Message):
     __slots__ = ("units", "bits", "low")

@@ -20,6 +20,7 @@ from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.tracing import NO_SPAN, Span
 from fedloom.protocol.transport import methods
 from fedloom.protocol.updates.header import PlannedPart, header_limit_bytes
+from fedloom.protocol.updates.site_members import read_members
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.background_tasks import to_the_end
 from fedloom.server.fleet.authenticate import Context
@@ -220,6 +221,7 @@ class Uploads:
             training=metrics_of(measured.training),
             evaluation=metrics_of(measured.evaluation),
             devices=header.site.devices or None,
+            members=read_members(header.site),
         )
         # If the caller disconnects now, the round must still learn of the committed row.
         return await to_the_end(driver.accept(update))

@@ -179,6 +179,8 @@ class MemberRow(SessionRow):
     size_bytes: int | None = None
     training: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None
+    devices: int | None = None
+    members: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +257,7 @@ class UpdateColumns:
         evaluation: likewise.
         counts_in: the round whose sum it is in; None for `round`.
         devices: whose updates it sums; None for 1.
+        members: of a site that names them, a `fedloom.protocol.updates.site_members.Tree`.
     """
 
     run: str
@@ -269,6 +272,7 @@ class UpdateColumns:
     evaluation: dict[str, Any] = field(default_factory=dict)
     counts_in: int | None = None
     devices: int | None = None
+    members: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +287,7 @@ class UpdateRow(UpdateColumns):
 class AcceptedRow:
     """An update that counts in a round; `round` is that in which its client was asked.
 
-    `devices` are those whose updates it sums; None for 1.
+    `devices` are those whose updates it sums; None for 1. `members` are their names, if known.
     """
 
     client: str
@@ -292,6 +296,7 @@ class AcceptedRow:
     staleness: int | None
     weight: float = 1.0
     devices: int | None = None
+    members: list[dict[str, Any]] | None = None
 
     @property
     def num_devices(self) -> int:

@@ -34,6 +34,7 @@ ITS_UPDATE = sa.and_(*(updates.c[name] == cohorts.c[name] for name in ("run", "r
 UPDATE_COLUMNS = [
     updates.c.accepted_at, updates.c.counts_in, updates.c.staleness, updates.c.weight,
     updates.c.norm, updates.c.size_bytes, updates.c.training, updates.c.evaluation,
+    updates.c.devices, updates.c.members,
 ]  # fmt: skip
 """What a member's row holds of its update."""
 

@@ -173,6 +173,7 @@ updates = sa.Table(
     sa.Column("counts_in", sa.Integer),
     sa.Column("staleness", sa.Integer),
     sa.Column("devices", sa.Integer),  # whose updates it sums; NULL for 1
+    sa.Column("members", sa.JSON(none_as_null=True)),  # of a site that names them: a tree
     sa.Index("updates_by_sum", "run", "counts_in", "staleness"),
     sa.Index("updates_by_client", "client", "accepted_at", "staleness"),
     sa.ForeignKeyConstraint(["run", "round"], ["rounds.run", "rounds.number"]),

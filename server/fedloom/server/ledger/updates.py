@@ -115,6 +115,7 @@ class Updates(Store):
                 column.staleness,
                 column.weight,
                 column.devices,
+                column.members,
             )
             .where(column.run == run, counted_in == number)
             .order_by(column.accepted_at, column.client),

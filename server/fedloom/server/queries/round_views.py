@@ -113,6 +113,14 @@ class RoundList(BaseModel):
     more: Annotated[int | None, Field(description="`before` of the next page; null at the end")]
 
 
+class SiteMember(BaseModel):
+    """A client of a site, whose update is in the site's sum."""
+
+    name: str
+    devices: Annotated[int, Field(description="1 of a device")]
+    members: Annotated[list["SiteMember"], Field(description="of a site that names them")]
+
+
 class MemberView(BaseModel):
     """A member of a round; times are null for events that did not happen."""
 
@@ -151,6 +159,15 @@ class MemberView(BaseModel):
     ] = None
     training: Annotated[dict[str, Any] | None, Field(description="its metrics")] = None
     evaluation: dict[str, Any] | None = None
+    places: Annotated[
+        int | None, Field(description="of a site: most devices that its sum may have")
+    ] = None
+    devices: Annotated[
+        int | None, Field(description="of a site: devices whose updates are in its sum")
+    ] = None
+    members: Annotated[
+        list[SiteMember] | None, Field(description="of a site that names them: its clients")
+    ] = None
 
 
 class RoundDetail(RoundView):

@@ -37,6 +37,7 @@ class RoundsContext(StorageContext):
         meters: counters for Prometheus.
         tracer: records the steps of a round.
         max_running: runs that run at once in each study; 0 for no limit.
+        name_devices: whether a parent server learns the names of the devices in sums.
         apps: folders of the Flower apps whose `ServerApp` runs may name.
         app_runs: folder of what these runs keep.
         federation: its name.
@@ -56,6 +57,7 @@ class RoundsContext(StorageContext):
     meters: Meters
     tracer: Tracer = field(default_factory=Tracer)
     max_running: int = 0
+    name_devices: bool = False
     apps: Mapping[str, Path] = field(default_factory=dict)
     app_runs: Path = Path("flower")
     federation: str = ""

@@ -8,6 +8,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.server.access.scopes import Viewer
 from fedloom.server.http.dependencies import Context
 from fedloom.server.http.shared_answers import LivePart
+from fedloom.server.ledger.rows import RunRow
 from fedloom.server.queries.masking import live_status, sessions_of
 from fedloom.server.queries.round_views import MemberView, RoundView
 from fedloom.server.queries.rounds import (
@@ -166,6 +167,7 @@ MEMBER_COLUMNS = (
     _member("num_examples", "Examples"),
     _member("norm", "Norm"),
 )  # fmt: skip
+SITE_COLUMNS = (_member("devices", "Devices", hint="in its sum, of its places"),)
 MEMBER_LATER = (
     _member("bytes_up", "Up"),
     _member("bytes_down", "Down", shown=False),
@@ -192,7 +194,7 @@ async def one_round(
     row = await run_row(context, run)
     found = await round_view(context, row, number)
     asked = listing(request, "q", "state", key="client", own="by name", limit=MEMBERS_SHOWN)
-    await _list_members(context, row.id, found, asked)
+    await _list_members(context, row, found, asked)
     if asked.as_csv:
         return await asked.csv(f"round-{number}-{row.id}")
     driver = context.runs.get(row.id)
@@ -228,11 +230,12 @@ async def one_session(
     )  # fmt: skip
 
 
-async def _list_members(context: Context, run: str, found: RoundView, asked: Listing) -> None:
+async def _list_members(context: Context, run: RunRow, found: RoundView, asked: Listing) -> None:
     """Fill a list with the members of a round."""
     part, state = asked.filters["q"].lower(), known_state(asked.filters["state"], PHASES)
     members = await listed_members(
-        context, run, found.number, kind=found.kind,
+        context, run.id, found.number, kind=found.kind,
         wanted=lambda m: part in m.client.lower() and state in ("", m.phase),
     )  # fmt: skip
-    asked.cut_out(members, MEMBER_COLUMNS, MEMBER_LATER, values_of)
+    its = SITE_COLUMNS if run.spec.get("sites") else ()
+    asked.cut_out(members, (*MEMBER_COLUMNS, *its), MEMBER_LATER, values_of)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.task_description import FileRef
+from fedloom.protocol.updates.site_members import member, write_members
 from fedloom.protocol.updates.site_sum import metrics_message
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.ledger.rows import AcceptedRow
@@ -34,6 +35,10 @@ class DeviceSum(RoundSum):
             weight=math.fsum(row.weight for row in accepted),
         )
         header.site.devices = sum(row.num_devices for row in accepted)
+        if self._context.name_devices:
+            named = sorted(accepted, key=lambda row: row.client)  # equal sums have equal bytes
+            tree = [member(row.client, row.num_devices, row.members) for row in named]
+            write_members(header.site, tree)
         if plan.spec.metrics_settings().enabled:
             for message, measured in (
                 (header.site.training, [each.training for each in every]),
