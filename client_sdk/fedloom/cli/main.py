@@ -27,6 +27,9 @@ COMMANDS = {
         "Train in a folder of `fedloom new`: a server and its clients on this machine.",
     ),
     "server": LazyCommand("fedloom.server.commands:server", "Create a server and run it."),
+    "store": LazyCommand(
+        "fedloom.server.commands:store", "Check the object store of a server's models and updates."
+    ),
     "token": LazyCommand("fedloom.cli.operator.tokens:token", "Invite devices by one-time tokens."),
     "client": LazyCommand(
         "fedloom.cli.device.client:client",

@@ -56,7 +56,6 @@ from fedloom.server.fleet.enrolment import EnrolmentService  # noqa: E402
 from fedloom.server.fleet.service import FleetService  # noqa: E402
 from fedloom.server.fleet.sessions import Hold  # noqa: E402
 from fedloom.server.http import connection_limits, tcp_listener, unix_socket  # noqa: E402
-from fedloom.server.ledger import Ledger  # noqa: E402
 from fedloom.server.ledger.audit_trail import HEAD_FILE  # noqa: E402
 from fedloom.server.ledger.store import unavailable  # noqa: E402
 from fedloom.server.metrics import lag, meters  # noqa: E402
@@ -70,8 +69,8 @@ from fedloom.server.rounds.upstream.outbox import SumOutbox  # noqa: E402
 from fedloom.server.routes import application  # noqa: E402
 from fedloom.server.storage import pruning  # noqa: E402
 from fedloom.server.storage.context import StorageContext  # noqa: E402
-from fedloom.server.storage.model_store import ModelStore  # noqa: E402
-from fedloom.server.storage.spool import Spool  # noqa: E402
+from fedloom.server.storage.objects import upkeep  # noqa: E402
+from fedloom.server.storage.opening import open_storage  # noqa: E402
 
 log = logging.getLogger(__name__)
 
@@ -211,11 +210,7 @@ class Server:
             unix_socket.listening(state_dir / "control.sock")
         )
         authority = None if self._plaintext else Authority.load(state_dir / "pki")
-        storage = StorageContext(
-            ledger=Ledger.in_directory(state_dir, config.database),
-            models=ModelStore(state_dir / "models"),
-            spool=Spool(state_dir / "spool"),
-        )
+        storage = await asyncio.to_thread(open_storage, state_dir, config)
         server = assemble(
             config,
             storage,
@@ -271,10 +266,16 @@ class Server:
         self._background(last_seen.keep(server.fleet.presence, storage))
         self._background(refusal_log.keep(server.fleet.refusals, storage))
         self._background(server.fleet.audit_log.keep(config.keep_audit_s))
-        self._background(pruning.keep(storage, config.keep_models))
+        self._keep_storage(storage)
         self._background(lag.keep(server.fleet.meters))
         await self._start_api(listener)
         log.info("fleet on port %d, enrolment on port %d", self.fleet_port, self.enrolment_port)
+
+    def _keep_storage(self, storage: StorageContext) -> None:
+        self._background(pruning.keep(storage, self.config.keep_models))
+        if storage.remote is not None:
+            cache_bytes = self.config.store_cache_bytes
+            self._background(upkeep.keep(storage.remote, storage.models, cache_bytes))
 
     async def _recall_clients(self, context: FleetContext) -> None:
         """Read what the ledger knows of clients: their study, whether they are sites, and holds."""

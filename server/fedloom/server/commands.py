@@ -4,7 +4,7 @@ The command line loads this module by name. It imports nothing heavy: `fedloom.s
 the allocator, and must be the first to import grpc.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -261,3 +261,47 @@ def rotate_signing_key(directory: Path) -> None:
             "which signed it: clients accept it with their next offer."
         ),
     )
+
+
+@click.group(cls=LazyGroup)
+def store() -> None:
+    """Check the object store of a server's models and updates."""
+
+
+@store.command()
+@state_option
+@json_option
+def check(directory: Path) -> None:
+    """Try what the server needs of its object store: exit status 0, or 5 if something fails.
+
+    It writes an object of its own, reads it, a range of it and a listing, and deletes it. It needs
+    the server's environment, for the credentials, and may run beside the server.
+
+    \b
+    Example:
+      fedloom store check --dir /srv/fedloom
+    """
+    from fedloom.protocol.errors import UnavailableError, UsageError  # noqa: PLC0415 - see above
+    from fedloom.server import config as configuration  # noqa: PLC0415
+    from fedloom.server.storage.objects.check import check_store  # noqa: PLC0415
+    from fedloom.server.storage.objects.opening import open_objects  # noqa: PLC0415
+    from fedloom.server.store_url import StoreUrl  # noqa: PLC0415
+
+    settings = configuration.load(directory)
+    if not settings.store:
+        raise UsageError(
+            f"Expected `store` in {directory / configuration.FILE}, got none: models and updates "
+            "are files of this state directory."
+        )
+    url = StoreUrl.parse(settings.store)
+    steps = check_store(open_objects(url))
+    found = {step.name: step.error or "ok" for step in steps}
+    emit({"store": str(url), "steps": found}, lambda: _show_steps(str(url), found))
+    if steps[-1].error:
+        raise UnavailableError(f"{url} fails at {steps[-1].name}. {steps[-1].advice}")
+
+
+def _show_steps(url: str, found: Mapping[str, str]) -> None:
+    click.echo(url)
+    for name, result in found.items():
+        click.echo(f"  {name:<15} {result}")

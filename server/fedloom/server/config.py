@@ -17,6 +17,7 @@ from fedloom.protocol.transport.methods import CHUNK_BYTES
 from fedloom.protocol.trust.private_files import private_opener
 from fedloom.server.client_failures import ClientRules
 from fedloom.server.oidc_config import OidcConfig
+from fedloom.server.store_url import StoreUrl
 
 FILE = "server.toml"
 
@@ -108,6 +109,14 @@ class ServerConfig:
         "reverse proxy: https://fl.example.org",
     )
     database: str = setting("", doc="SQLAlchemy URL; empty: ledger.sqlite beside this file")
+    store: str = setting(
+        "",
+        doc="URL of the object store for models and updates, such as s3://bucket/prefix; empty: "
+        "files beside this file (docs/object-store.md)",
+    )
+    store_cache_bytes: int = setting(
+        20 << 30, doc="models of the object store that are kept on this disk, too, bytes"
+    )
     metrics_open: bool = setting(
         False, doc="whether programs on this machine may read /metrics without a token"
     )
@@ -139,7 +148,7 @@ class ServerConfig:
             raise UsageError(f"Expected console_url as https://HOST, got {self.console_url!r}.")
         for name in (
             "client_certificate_s", "max_fast_transfers", "extra_download_bytes_per_s",
-            "max_model_bytes",
+            "max_model_bytes", "store_cache_bytes",
         ):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise UsageError(f"Expected {name} > 0, got {getattr(self, name)}.")
@@ -149,6 +158,8 @@ class ServerConfig:
         chunk_size.check(self.chunk_bytes)
         if not self.names:
             raise UsageError("Expected at least one name for the server's certificate, got none.")
+        if self.store:
+            StoreUrl.parse(self.store)
         _check_names("flower", self.flower, "strategies.py:krum")
         _check_names("flower_apps", self.flower_apps, "apps/krum")
 

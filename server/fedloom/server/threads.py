@@ -54,6 +54,14 @@ class Thread:
             self._given += 1
         return working
 
+    def wait(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `call` in the pool for a thread of another one, which waits for the result.
+
+        Raises:
+            RuntimeError: the pool is closed.
+        """
+        return self._pool.submit(call, *args, **kwargs).result()
+
     def close(self) -> None:
         """Finish the running calls, cancel the queued ones and end the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)

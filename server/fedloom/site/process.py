@@ -4,7 +4,9 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
+from fedloom.protocol.errors import UsageError
 from fedloom.server import app  # first: it tunes the allocator before gRPC is imported
+from fedloom.server import config as configuration
 from fedloom.server.rounds.upstream.collector import Collector
 
 
@@ -24,6 +26,11 @@ def run(state_dir: Path, upstream: Path, *, ready: Path | None = None) -> None:
     from fedloom.client.config import load  # noqa: PLC0415 - the import above says why
 
     load(upstream)  # a mistake is reported before anything starts
+    if configuration.load(state_dir).store:
+        raise UsageError(
+            "Expected --upstream or an object store, got both: a site keeps its sums for the "
+            "parent on its own disk. Empty `store` in server.toml."
+        )
     app.run(state_dir, ready=ready, beside=partial(_attend, upstream))
 
 

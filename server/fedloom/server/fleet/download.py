@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.errors import Code, IntegrityError, Refusal
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S, Calls, abort
@@ -44,15 +44,12 @@ class Downloads:
             raise Refusal(
                 Code.UNKNOWN_MODEL, f"Expected a model of this server, got {request.digest!r}."
             )
-        path = listed or server.models.path(request.digest)
         seen, needed = self._runs.downloading(
             call.client, request.digest, resumed=request.offset > 0
         )
         slots = server.downloads if needed else server.extra_downloads
         async with slots.enter(call) as transfer:
-            whole = await self._send(
-                path, request.offset, context, transfer, seen, is_extra=not needed
-            )
+            whole = await self._send(listed, request, context, transfer, seen, is_extra=not needed)
             if not whole:
                 # gRPC sends this after what is in flight, and holds that in memory until then: so
                 # it is counted now, and the transfer until its end.
@@ -62,19 +59,14 @@ class Downloads:
                 await abort(context, refusal)
 
     async def _send(
-        self, path: Path, offset: int, context: Context, transfer: Transfer, seen: Record,
-        *, is_extra: bool,
+        self, listed: Path | None, request: fleet_pb2.DownloadRequest, context: Context,
+        transfer: Transfer, seen: Record, *, is_extra: bool,
     ) -> bool:  # fmt: skip
-        """Send a file from an offset on; False if the peer does not read."""
+        """Send a listed file, or a model, from an offset on; False if the peer does not read."""
         sent = self._server.meters.sent
+        handle = await self._open(listed, request.digest)
         try:
-            handle = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            raise Refusal(
-                Code.UNKNOWN_MODEL, "Expected a model that is still kept, got one that was pruned."
-            ) from None
-        try:
-            offset = min(offset, os.fstat(handle).st_size)
+            offset = min(request.offset, os.fstat(handle).st_size)
             while chunk := os.pread(handle, transfer.chunk_bytes, offset):
                 begun = time.monotonic()
                 with transfer.idle():
@@ -95,3 +87,26 @@ class Downloads:
         finally:
             os.close(handle)
         return True
+
+    async def _open(self, listed: Path | None, digest: str) -> int:
+        """Open a listed file, or a model, which an object store may have to return first."""
+        server = self._server
+        try:
+            return os.open(listed or server.models.path(digest), os.O_RDONLY)
+        except FileNotFoundError:
+            if listed is not None or server.remote is None:
+                raise _pruned() from None
+        try:
+            return os.open(await server.in_bodies(server.models.local, digest), os.O_RDONLY)
+        except (FileNotFoundError, IntegrityError):
+            raise _pruned() from None
+        except OSError as error:
+            raise Refusal(
+                Code.BUSY, "The server cannot read the model now: try again.", detail=str(error)
+            ) from error
+
+
+def _pruned() -> Refusal:
+    return Refusal(
+        Code.UNKNOWN_MODEL, "Expected a model that is still kept, got one that was pruned."
+    )

@@ -183,6 +183,8 @@ class Uploads:
         meters = self._server.meters
         body = IncomingBody(server, file, driver.checker(header, admitted.planned))
         await body.rescan()
+        if server.remote is not None:
+            self._check_still_open(driver, header, file)
         proceed = fleet_pb2.UploadReply(proceed=fleet_pb2.Proceed(offset=file.received))
         await context.write(proceed.SerializeToString())
 
@@ -198,6 +200,19 @@ class Uploads:
         admitted.seen.upload_ended_at = time.time()
         crossing("upload.synced")
         return stats.norm
+
+    def _check_still_open(
+        self, driver: RoundDriver, header: fleet_pb2.UpdateHeader, file: SpoolFile
+    ) -> None:
+        """Check that the round is open after the object store was asked for the body's parts.
+
+        The row of a body that was begun as its round ended would be left.
+        """
+        try:
+            driver.check_open(header.client, header.task.round)
+        except Refusal:
+            self._server.spool.release(file.name)
+            raise
 
     async def _accept(
         self,

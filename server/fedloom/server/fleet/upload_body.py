@@ -50,8 +50,11 @@ class IncomingBody:
 
         Raises:
             Refusal: they do not match the header; they are dropped.
+            OSError: the object store does not return them.
         """
         file, checker = self._file, self._checker
+        if self._server.remote is not None:
+            await self._server.in_bodies(file.begin)
 
         def rescan() -> None:
             while checker.received < file.received:
@@ -130,7 +133,7 @@ class IncomingBody:
             raise
         server.meters.checksum_s.observe(checker.spent_s)
         with timed(server.meters.sync_s):
-            await server.in_disk(self._file.sync)
+            await server.in_bodies(self._file.sync)
         return stats
 
 
@@ -162,7 +165,7 @@ async def _written_early(
     def keep_up() -> None:
         nonlocal writing
         if file.unwritten >= WRITE_BACK_BYTES and (writing is None or writing.done()):
-            writing = asyncio.ensure_future(server.in_disk(file.write_back))
+            writing = asyncio.ensure_future(server.in_bodies(file.write_back))
 
     try:
         yield keep_up

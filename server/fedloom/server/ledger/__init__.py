@@ -18,6 +18,8 @@ from fedloom.server.ledger.lists.lists import Lists
 from fedloom.server.ledger.masking.blames import MaskingBlames
 from fedloom.server.ledger.members import Members
 from fedloom.server.ledger.messages import Messages
+from fedloom.server.ledger.objects.stored_bodies import StoredBodies
+from fedloom.server.ledger.objects.stored_models import StoredModels
 from fedloom.server.ledger.privacy.budgets import PrivacyBudgets
 from fedloom.server.ledger.privacy.populations import Populations
 from fedloom.server.ledger.prunes import Prunes
@@ -57,5 +59,7 @@ class Ledger(
     PrivacyBudgets,
     Lists,
     ClientValues,
+    StoredModels,
+    StoredBodies,
 ):
     """All tables behind methods that are one transaction each; see `Store` for its argument."""

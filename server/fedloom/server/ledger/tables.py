@@ -284,3 +284,31 @@ promotions = sa.Table(
     sa.Column("digest", sa.String, nullable=False, index=True),
     sa.Column("note", sa.String, nullable=False, default=""),
 )
+model_objects = sa.Table(  # models in the object store, if the server has one
+    "model_objects",
+    meta,
+    sa.Column("digest", sa.String, primary_key=True),
+    sa.Column("object", sa.String, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("held_at", sa.Float, nullable=False),  # when it was written or held
+)
+spool_objects = sa.Table(  # files of the spool in the object store; deleted with their round
+    "spool_objects",
+    meta,
+    sa.Column("object", sa.String, primary_key=True),
+    sa.Column("file", sa.String, nullable=False),
+    sa.Column("run", sa.String, nullable=False),
+    sa.Column("round", sa.Integer, nullable=False),
+    sa.Column("header", sa.LargeBinary, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("parts", sa.JSON, nullable=False),  # CRC-32C and suffix of each durable part
+    sa.Column("begun_at", sa.Float, nullable=False),
+    sa.Index("spool_objects_by_file", "file"),
+    sa.Index("spool_objects_by_round", "run", "round"),
+)
+store_claims = sa.Table(  # the object store of this ledger: one row, or none
+    "store_claims",
+    meta,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("claimed_at", sa.Float, nullable=False),
+)

@@ -133,10 +133,11 @@ async def model_detail(context: ConsoleContext, digest: str) -> ModelDetail:
 
 def measured(context: ConsoleContext, digest: str, base: str) -> "asyncio.Future[MeasuredLayers]":
     """Norms of a stored model's tensors, compared with `base` unless ""; notifies pages."""
-    path = context.models.path
+    local, in_disk = context.models.local, context.in_disk
 
     async def measure() -> MeasuredLayers:
-        found = await context.in_disk(layers, path(digest), path(base) if base else None)
+        paths = [await in_disk(local, each) for each in (digest, base) if each]
+        found = await in_disk(layers, *paths)
         context.live.changed("models", digest)
         return found
 

@@ -38,6 +38,7 @@ from fedloom.server.rounds.run_driver import RunDriver
 from fedloom.server.rounds.run_position import best_at
 from fedloom.server.rounds.sharing import queue
 from fedloom.server.rounds.state_files import first_note
+from fedloom.server.rounds.storage_retry import retry_storage
 from fedloom.server.rounds.upstream import verdicts
 from fedloom.server.spending.privacy_ledger import PrivacyGuard, spending_of
 
@@ -123,6 +124,9 @@ class Runs:
 
     async def _drive(self, row: RunRow) -> None:
         context = self._context
+        if context.remote is not None:  # a fault of the object store must not fail the run
+            fetching = partial(context.in_disk, context.models.local, row.model)
+            await retry_storage(fetching, f"run {row.id}", about(run=row.id))
         manifest = await context.in_disk(context.models.manifest, row.model)
         driver = RunDriver(row, manifest, context, self.ended, self._has_place)
         self._check_masking(driver.spec)

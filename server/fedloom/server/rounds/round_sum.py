@@ -97,8 +97,11 @@ class RoundSum:
         return 1.0 if buffer is None else buffer.staleness(staleness)
 
     async def _fold(self, client: str, file: str, factor: float) -> None:
+        if client in self._folder.folded:
+            return
         try:
             above = tracing.current()
+            await self._context.fetch(file)
             done = await self._context.in_fold(self._fold_in_thread, client, file, factor, above)
         except Exception as error:
             number, extra = self._plan.number, about(client, *self._plan.key)
@@ -106,7 +109,7 @@ class RoundSum:
             self._error = error
             return
         for name in done:
-            self._context.spool.release(name)
+            self._context.spool.release_copy(name)
 
     def _fold_in_thread(self, client: str, file: str, factor: float, above: str) -> list[str]:
         if client in self._folder.folded:
@@ -170,11 +173,11 @@ class RoundSum:
         )
 
     def _each(self, accepted: Sequence[AcceptedRow]) -> SpoolUpdates:
-        spool = self._context.spool
+        spool, files = self._context.spool, [row for row in accepted if row.file]
+        for row in files:
+            spool.fetch(row.file)
         stored = [
-            StoredUpdate(row.client, spool.path(row.file), spool.header(row.file))
-            for row in accepted
-            if row.file
+            StoredUpdate(row.client, spool.path(row.file), spool.header(row.file)) for row in files
         ]
         return SpoolUpdates(limits.sums(self._plan.spec, self._plan.manifest), stored)
 

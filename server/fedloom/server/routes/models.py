@@ -177,7 +177,7 @@ async def list_models(
 async def get_model(context: Context, _: Viewer, digest: str) -> FileResponse:
     """A model's file. The ETag is its digest, so that the receiver can verify it."""
     digest = await context.digest(digest)
-    path = context.models.path(digest)
+    path = await context.in_disk(context.models.local, digest)
     return _BlockResponse(
         path, media_type=MEDIA_TYPE, filename=path.name, headers={"etag": f'"{digest}"'}
     )

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from fedloom.server.ledger import Ledger
 from fedloom.server.storage.model_store import ModelStore
+from fedloom.server.storage.objects.remote import RemoteStorage
 from fedloom.server.storage.spool import Spool
 from fedloom.server.threads import Thread
 
@@ -17,6 +18,7 @@ class StorageContext:
         in_reader: threads for the ledger reads of pages and routes, so that they delay no round.
         in_fold: one thread for calls that change a round's sum.
         in_disk: threads for syncs and file copies.
+        remote: the object store of models and updates; None where they are in files.
     """
 
     ledger: Ledger
@@ -27,8 +29,25 @@ class StorageContext:
     in_fold: Thread = field(default_factory=lambda: Thread("fold"))
     in_disk: Thread = field(default_factory=lambda: Thread("disk", 4))
 
+    remote: RemoteStorage | None = None
+
+    @property
+    def in_bodies(self) -> Thread:
+        """Threads that make bodies of updates durable."""
+        return self.in_disk if self.remote is None else self.remote.in_store
+
+    async def fetch(self, file: str) -> None:
+        """Make sure that a file of the spool is on this disk."""
+        if self.remote is not None:
+            await self.remote.in_store(self.spool.fetch, file)
+
     def close(self) -> None:
         """End the threads, then close the database."""
-        for thread in (self.in_reader, self.in_fold, self.in_disk, self.in_ledger):
+        if self.remote is not None:
+            self.remote.objects.close()
+        for thread in (self.in_reader, self.in_fold, self.in_disk):
             thread.close()
+        if self.remote is not None:
+            self.remote.close()
+        self.in_ledger.close()
         self.ledger.close()

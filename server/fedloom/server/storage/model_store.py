@@ -104,7 +104,7 @@ class ModelStore:
         Raises:
             IntegrityError: the file is missing or damaged.
         """
-        return read_params(self._existing(digest))
+        return read_params(self.local(digest))
 
     def manifest(self, digest: str) -> Manifest:
         """A model's manifest.
@@ -112,7 +112,7 @@ class ModelStore:
         Raises:
             IntegrityError: the file is missing or damaged.
         """
-        return read_manifest(self._existing(digest))
+        return read_manifest(self.local(digest))
 
     def require(self, digests: Iterable[str]) -> None:
         """Check that the files of models exist.
@@ -121,7 +121,7 @@ class ModelStore:
             IntegrityError: one is missing.
         """
         for digest in digests:
-            self._existing(digest)
+            self.local(digest)
 
     def size(self, digest: str) -> int | None:
         """Bytes of a model's file; None if it does not exist."""
@@ -151,7 +151,15 @@ class ModelStore:
                 pass
             return True
 
-    def _existing(self, digest: str) -> Path:
+    def trim(self, limit_bytes: int) -> None:
+        """Remove what another store has, beyond a limit: nothing."""
+
+    def local(self, digest: str) -> Path:
+        """The path of a model's file on this disk.
+
+        Raises:
+            IntegrityError: the file is missing.
+        """
         path = self.path(digest)
         if not path.exists():
             raise IntegrityError(

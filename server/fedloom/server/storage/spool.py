@@ -49,7 +49,13 @@ class SpoolFile:
             written = os.pwrite(self._handle, view, self.received)
             self.received += written
             view = view[written:]
+        self._note_received()
+
+    def _note_received(self) -> None:
         os.pwrite(self._handle, self.received.to_bytes(_COUNT, "little"), self.size_bytes)
+
+    def begin(self) -> None:
+        """Continue after the received bytes: they are in this file."""
 
     @property
     def unwritten(self) -> int:
@@ -108,19 +114,20 @@ class Spool:
         """
         path = self._directory / f"{run}.{number}.{header.client}"
         raw = header.SerializeToString(deterministic=True)
-        size = header.size_bytes
+        handle, received = self._open(path, raw, header.size_bytes)
+        return SpoolFile(path.name, handle, received, header.size_bytes, self._writing)
+
+    def _open(self, path: Path, header: bytes, size_bytes: int) -> tuple[int, int]:
+        """Open a file for a body; returns its handle and the bytes of the body that it has."""
         if path.exists():
             handle = os.open(path, os.O_RDWR)
             found = _read_footer(handle)
-            if found is not None and found[0] == raw:
-                return SpoolFile(path.name, handle, found[1], size, self._writing)
+            if found is not None and found[0] == header:
+                return handle, found[1]
         else:
             handle = self._take(path)
-        footer = bytes(_COUNT) + raw + len(raw).to_bytes(_LENGTH, "little")
-        # Resize first: only a footer at the end of the file is read.
-        os.ftruncate(handle, size + len(footer))
-        os.pwrite(handle, footer, size)
-        return SpoolFile(path.name, handle, 0, size, self._writing)
+        write_footer(handle, header, size_bytes)
+        return handle, 0
 
     def _take(self, path: Path) -> int:
         while self._free:
@@ -149,8 +156,22 @@ class Spool:
             raise IntegrityError(f"The accepted update {name} in the spool has no footer.")
         return fleet_pb2.UpdateHeader.FromString(footer[0])
 
+    def fetch(self, name: str) -> None:
+        """Make sure that a file is on this disk: it always is."""
+
+    def keep(self, name: str, run: str, number: int) -> None:
+        """Make a file of a round durable that was written and synced: it is."""
+
     def release(self, name: str) -> None:
-        """Free a file whose content is no longer needed.
+        """Free a file whose content is no longer needed."""
+        self._free_file(name)
+
+    def release_copy(self, name: str) -> None:
+        """Free a file whose content is in a sum on this disk."""
+        self._free_file(name)
+
+    def _free_file(self, name: str) -> None:
+        """Free a file for reuse.
 
         A file that an upload still writes to is deleted, not reused: otherwise that upload would
         write into the next update.
@@ -181,12 +202,20 @@ class Spool:
         kept = tuple(f"{run}.{number}." for run, number in open_rounds)
         for path in sorted(self._directory.iterdir()):
             if not path.name.startswith(("free-", *kept)):
-                self.release(path.name)
+                self._free_file(path.name)
 
     def release_round(self, run: str, number: int) -> None:
         """Release all files of a round: accepted, incomplete and refused updates."""
         for path in sorted(self._directory.glob(f"{run}.{number}.*")):
-            self.release(path.name)
+            self._free_file(path.name)
+
+
+def write_footer(handle: int, header: bytes, size_bytes: int, received: int = 0) -> None:
+    """Resize a file for a body, and write the footer."""
+    footer = received.to_bytes(_COUNT, "little") + header + len(header).to_bytes(_LENGTH, "little")
+    # Resize first: only a footer at the end of the file is read.
+    os.ftruncate(handle, size_bytes + len(footer))
+    os.pwrite(handle, footer, size_bytes)
 
 
 def _read_footer(handle: int) -> tuple[bytes, int] | None:

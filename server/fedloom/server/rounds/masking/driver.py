@@ -402,6 +402,8 @@ class MaskedRoundDriver(RoundDriver):
 
     async def _unmask(self, of: OpenSession, session: MaskingSession) -> None:
         context, number, members = self._context, session.number, sorted(session.masked)
+        for client in members:
+            await context.fetch(self._body(client))
         form = self._form(context.spool.header(self._body(members[0])))  # all cover the same
         said = await self._exchange.exchanged(of, session)
         bodies = [context.spool.path(self._body(client)) for client in members]

@@ -53,8 +53,10 @@ class MaskedSum(RoundSum):
         text = json.dumps({"partial": header, "words": dict(found.words)})
         note = np.frombuffer(text.encode(), np.uint8)
         write_file(self.path(session), {**arrays, "note": note})
+        self._context.spool.keep(self.path(session).name, *self._plan.key)
 
     def _read(self, session: int) -> SessionSum:
+        self._context.spool.fetch(self.path(session).name)
         try:
             arrays = read_params(self.path(session), writable=True)  # a large one stays mapped
         except FileNotFoundError:

@@ -38,11 +38,17 @@ def check(spec: RunSpec, context: RoundsContext) -> None:
     """Check that the server knows the app of a run.
 
     Raises:
-        UsageError: it does not, the app has no `ServerApp`, or Flower is not installed.
+        UsageError: it does not, the app has no `ServerApp`, Flower is not installed, or the server
+            has an object store.
     """
     settings = spec.message_settings()
     if settings is None:
         return
+    if context.remote is not None:
+        raise UsageError(
+            f"Expected a run without a ServerApp on a server with an object store, got "
+            f"{settings.server_app!r}: its replies would be on this machine's disk alone."
+        )
     folder = context.apps.get(settings.server_app)
     if folder is None:
         known = ", ".join(sorted(context.apps)) or "none"

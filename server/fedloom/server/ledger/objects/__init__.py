@@ -1,0 +1,1 @@
+"""The objects of the store that count: those that a row of the ledger names."""

@@ -1,0 +1,70 @@
+"""Opens the storage of a server: its ledger, and its models and updates in files or objects."""
+
+from pathlib import Path
+
+from fedloom.protocol.errors import UnavailableError
+from fedloom.server.config import ServerConfig
+from fedloom.server.ledger import Ledger
+from fedloom.server.storage.context import StorageContext
+from fedloom.server.storage.model_store import ModelStore
+from fedloom.server.storage.objects.check import check_store
+from fedloom.server.storage.objects.claim import check_unclaimed, claim_store
+from fedloom.server.storage.objects.interface import StoreFaultError
+from fedloom.server.storage.objects.object_models import ObjectModels
+from fedloom.server.storage.objects.object_spool import ObjectSpool
+from fedloom.server.storage.objects.opening import open_objects
+from fedloom.server.storage.objects.remote import RemoteStorage
+from fedloom.server.storage.objects.retries import RetriedObjects
+from fedloom.server.storage.spool import Spool
+from fedloom.server.store_url import StoreUrl
+from fedloom.server.threads import Thread
+
+MODELS, SPOOL = "models", "spool"
+
+
+def open_storage(state_dir: Path, config: ServerConfig) -> StorageContext:
+    """Open the storage of a state directory.
+
+    Raises:
+        UnavailableError: the database or the object store does not do what it must.
+        UsageError: the ledger's models are not where `store` says.
+    """
+    ledger = Ledger.in_directory(state_dir, config.database)
+    try:
+        if config.store:
+            return _with_objects(state_dir, StoreUrl.parse(config.store), ledger)
+        check_unclaimed(ledger)
+    except BaseException:
+        ledger.close()
+        raise
+    models, spool = ModelStore(state_dir / MODELS), Spool(state_dir / SPOOL)
+    return StorageContext(ledger=ledger, models=models, spool=spool)
+
+
+def _with_objects(state_dir: Path, url: StoreUrl, ledger: Ledger) -> StorageContext:
+    try:
+        objects = RetriedObjects(open_objects(url))
+        check_works(objects, url)
+        claim_store(ledger, objects, url)
+    except StoreFaultError as error:
+        raise UnavailableError(f"Expected an answer of the object store, got: {error}") from error
+    in_ledger = Thread("ledger")
+    remote = RemoteStorage(url=url, objects=objects, ledger=ledger, in_ledger=in_ledger)
+    return StorageContext(
+        ledger=ledger,
+        models=ObjectModels(state_dir / MODELS, remote),
+        spool=ObjectSpool(state_dir / SPOOL, remote),
+        in_ledger=in_ledger,
+        remote=remote,
+    )
+
+
+def check_works(objects: RetriedObjects, url: StoreUrl) -> None:
+    """Try what the server needs of an object store.
+
+    Raises:
+        UnavailableError: something does not work.
+    """
+    last = check_store(objects)[-1]
+    if last.error:
+        raise UnavailableError(f"{url} fails at {last.name}: {last.error} {last.advice}")
