@@ -267,11 +267,13 @@ def fetched(remote: RemoteStorage, body: BodyObject, number: int) -> bytes:
         DamagedObjectError: it has other bytes than were written, several times.
     """
     name, length = body.names[number], length_of(number, body.size_bytes)
+    wanted = body.parts[number].crc32c
     for _ in range(_ATTEMPTS):
         data = remote.objects.get(name)
-        if len(data) == length and crc32c(data) == body.parts[number].crc32c:
+        found = crc32c(data)
+        if (len(data), found) == (length, wanted):
             return data
     raise DamagedObjectError(
-        f"Expected {length} bytes with the CRC-32C {body.parts[number].crc32c:08x} in {name}, got "
-        f"{len(data)} others {_ATTEMPTS} times: restore the object from a backup of {remote.url}."
+        f"Expected {length} bytes with the CRC-32C {wanted:08x} in the object {name}, got "
+        f"{len(data)} with {found:08x}: restore it from a backup of {remote.url}."
     )
