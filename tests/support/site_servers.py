@@ -37,6 +37,7 @@ class ServerProcess:
     Args:
         directory: for its state, its log and the settings of its clients.
         name: of its folder.
+        settings: of the server, beside its addresses.
     """
 
     def __init__(self, directory, name, **settings):
@@ -44,7 +45,7 @@ class ServerProcess:
         self.upstream = None
         self.state.mkdir()
         self._ready, self._log = directory / f"{name}.ready", directory / f"{name}.log"
-        settings = server_config.ServerConfig(
+        self.settings = settings = server_config.ServerConfig(
             fleet=f"127.0.0.1:{steady_port()}",
             enrolment=f"127.0.0.1:{steady_port()}",
             console="",
@@ -107,7 +108,7 @@ class ServerProcess:
 
     def ledger(self, call):
         """What a call of the ledger returns."""
-        ledger = Ledger.in_directory(self.state)
+        ledger = Ledger.in_directory(self.state, self.settings.database)
         try:
             return call(ledger)
         finally:
@@ -126,11 +127,16 @@ class ServerProcess:
 
         return wait_until(look, f"{run} ends at {self.name}")
 
-    def submit(self, spec, model):
-        """Submit a run; its id."""
+    def upload(self, model):
+        """Store a model; its digest."""
         with Path(model).open("rb") as file:
             stored = self.control.upload("models", file=file, size_bytes=model.stat().st_size)
-        return self.control.post("runs", body={"spec": spec, "model": stored["digest"]})["id"]
+        return stored["digest"]
+
+    def submit(self, spec, model):
+        """Submit a run; its id."""
+        body = {"spec": spec, "model": self.upload(model)}
+        return self.control.post("runs", body=body)["id"]
 
     def model(self, digest):
         """The bytes of a model."""
@@ -159,12 +165,19 @@ class Cluster:
 
     def start_devices(self, server, names, site="-"):
         """Enrol and start devices in one process; return when they are connected."""
-        configs = [str(server.enrol(name)) for name in names]
+        self.run_devices(server, self.enrol(server, names), site)
+        wait_until(lambda: server.online() >= len(names), f"devices of {server.name} attend")
+
+    def enrol(self, server, names):
+        """The settings of new devices."""
+        return [str(server.enrol(name)) for name in names]
+
+    def run_devices(self, server, configs, site="-"):
+        """Start devices in one process."""
         script = str(Path(__file__).with_name("site_devices.py"))
         command = [sys.executable, script, str(RUN_SEED), site, *configs]
         with (self.directory / f"devices-of-{server.name}.log").open("w") as log:
             self.devices.append(subprocess.Popen(command, stdout=log, stderr=log))
-        wait_until(lambda: server.online() >= len(names), f"devices of {server.name} attend")
 
     def close(self):
         for process in self.devices:

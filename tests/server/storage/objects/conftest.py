@@ -81,7 +81,7 @@ class Machines:
         return self.last
 
     def names(self):
-        return sorted(each.name for each in self.objects.list("."))
+        return sorted(each.name for each in self.objects.list(""))
 
     def close(self):
         if self.last is not None:

@@ -60,7 +60,7 @@ class Objects(Protocol):
         """Delete objects; those that do not exist are no error."""
 
     def list(self, folder: str) -> Iterator[StoredObject]:
-        """Yield all objects whose names begin with these segments."""
+        """Yield all objects whose names begin with these segments; "" for all."""
 
 
 def unique(stem: str) -> str:

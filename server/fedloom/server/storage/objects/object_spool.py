@@ -87,6 +87,7 @@ class ObjectSpoolFile(SpoolFile):
             log.warning("an upload begins anew after %d bytes: %s", self.received, error)
             return False
         self._body, self._parts = found, [*found.parts]
+        log.info("the upload of %s continues after %d bytes", self.name, self.received)
         return True
 
     def _rewrite(self, number: int, data: bytes) -> None:
