@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedloom.protocol.tensors.container import write_file
-from fedloom.server.ledger.tables import spool_objects, updates
+from fedloom.server.ledger.tables import refusals, spool_objects, updates
 from fedloom.server.storage.objects.interface import Objects
 from fedloom.server.storage.objects.opening import open_objects
 from fedloom.server.storage.objects.parts import PART_BYTES, get_file, part_names
@@ -230,7 +230,9 @@ def test_faults_of_the_store_lose_nothing(cluster, s3, proxy, model, in_files):
     check_nothing_is_lost(server, run, stored.accepted())
     assert "next try in" in server.log()
     assert "abandoned" not in server.log()
-    print(dict(proxy.made))
+    refused = server.ledger(lambda ledger: rows_of(ledger, refusals.select()))
+    assert {each["code"] for each in refused} == {"out_of_space"}  # which devices repeat
+    assert sum(proxy.made.values()) > 10
 
 
 def _accepted_in(stored, number):

@@ -117,20 +117,27 @@ def test_another_header_begins_anew_and_the_old_parts_are_deleted(machines, mach
     assert machines.names() == []
 
 
-def test_dropped_bytes_are_dropped_in_the_store_too(machines, machine):
+def test_dropped_bytes_are_dropped_in_the_store_too(machines, machine, monkeypatch):
     """At once for the next upload, and then in the store."""
     receive(machine, 3000)
-    file = opened(machine)
-    file.restart()
-    file.close()
-    file = opened(machine)
-    assert file.received == 0
-    file.close()
+    waiting = []
+    with monkeypatch.context() as patch:
+        patch.setattr(machine.remote.deletions, "add_found", waiting.append)
+        file = opened(machine)
+        file.restart()
+        file.close()
+        file = opened(machine)
+        assert file.received == 0
+        file.append(BODY)
+        file.sync()
+        file.close()
+    for find in waiting:
+        machine.remote.deletions.add_found(find)
     machine.deleted()
-    assert machines.names() == []
-    file = opened(machines.new())
-    assert file.received == 0
-    file.close()
+    assert len(machines.names()) == 4
+    other = machines.new().spool
+    other.fetch(file.name)
+    assert other.path(file.name).read_bytes()[:SIZE] == BODY
 
 
 @pytest.mark.parametrize("lost", [False, True])

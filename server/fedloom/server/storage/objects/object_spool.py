@@ -69,12 +69,14 @@ class ObjectSpoolFile(SpoolFile):
         """
         remote = self._remote
         found = remote.ask(remote.ledger.body_object, self.name)
-        if found is not None:
-            same = found.header == self._body.header and found.object not in self._given_up
-            if same and self._continue(found):
-                return
-            remote.deletions.add(found.names)
+        if found is not None and self._is_same(found) and self._continue(found):
+            return
         remote.ask(remote.ledger.begin_body, self.name, *self._key, self._body)
+        if found is not None:
+            remote.deletions.add(found.names)
+
+    def _is_same(self, found: BodyObject) -> bool:
+        return found.header == self._body.header and found.object not in self._given_up
 
     def _continue(self, found: BodyObject) -> bool:
         """Take over the parts of an earlier upload; False if one of them is lost or damaged."""
@@ -204,8 +206,6 @@ class ObjectSpool(Spool):
             object=unique(f"{SUMS}/{run}/{number}/sum"), header=b"", size_bytes=size_bytes
         )
         found = remote.ask(remote.ledger.body_object, name)
-        if found is not None:
-            remote.deletions.add(found.names)
         handle = os.open(path, os.O_RDONLY)
         file = ObjectSpoolFile(
             name, handle, size_bytes, set(), remote=remote, body=body, key=(run, number),
@@ -213,6 +213,8 @@ class ObjectSpool(Spool):
         )  # fmt: skip
         try:
             remote.ask(remote.ledger.begin_body, name, run, number, body)
+            if found is not None:
+                remote.deletions.add(found.names)
             file.sync()
         finally:
             file.close()
