@@ -20,7 +20,7 @@ from fedloom.server import config
 from fedloom.server.ledger import Ledger
 from fedloom.server.pki.authority import Authority
 from fedloom.server.planning.spec import parse
-from fedloom.server.storage.model_store import ModelStore
+from fedloom.server.storage.opening import open_storage
 from support.federation import CHANNEL_OPTIONS, Identity
 from support.patience import PATIENCE_S
 from support.ports import steady_port
@@ -33,13 +33,13 @@ _SERVE = (
 
 
 class KilledServer:
-    """A server's folder, and the process that runs over it."""
+    """A server's folder, and the process that runs over it; `settings` beside its addresses."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, **settings):
         self.directory = directory
         self.port = steady_port()
-        settings = config.ServerConfig(
-            fleet=f"127.0.0.1:{self.port}", enrolment=f"127.0.0.1:{steady_port()}"
+        self.settings = settings = config.ServerConfig(
+            fleet=f"127.0.0.1:{self.port}", enrolment=f"127.0.0.1:{steady_port()}", **settings
         )
         config.write(directory, settings)
         self.authority = Authority.create(directory / "pki", settings.federation, datetime.now(UTC))
@@ -47,7 +47,7 @@ class KilledServer:
         self._process = None
 
     def ledger(self):
-        return Ledger.in_directory(self.directory)
+        return Ledger.in_directory(self.directory, self.settings.database)
 
     def enrol(self, client):
         key = generate_key()
@@ -61,7 +61,8 @@ class KilledServer:
 
     def submit(self, params, **settings):
         """Write a run into the ledger before the server starts, which begins it."""
-        models, ledger = ModelStore(self.directory / "models"), self.ledger()
+        storage = open_storage(self.directory, self.settings)
+        models, ledger = storage.models, storage.ledger
         write_file(self.directory / "initial.safetensors", params)
         digest = models.add(self.directory / "initial.safetensors")
         train = {"epochs": 1, "batch_size": 8, "learning_rate": 0.1}
@@ -71,7 +72,7 @@ class KilledServer:
              "model": digest},
             models.path(digest).stat().st_size,
         )  # fmt: skip
-        ledger.close()
+        storage.close()
 
     def channel(self, identity):
         credentials = grpc.ssl_channel_credentials(
@@ -117,4 +118,5 @@ class KilledServer:
         ledger = self.ledger()
         row = ledger.run(RUN)
         ledger.close()
-        return row, read_params(self.directory / "models" / f"{row.model}.safetensors")
+        path = self.directory / "models" / f"{row.model}.safetensors"
+        return row, read_params(path) if path.exists() else None

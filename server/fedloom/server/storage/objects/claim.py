@@ -6,7 +6,7 @@ is refused, and so is one that lacks the claim: it would look as if all models w
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger import Ledger
-from fedloom.server.storage.objects.interface import Objects, unique
+from fedloom.server.storage.objects.interface import MissingObjectError, Objects, unique
 from fedloom.server.store_url import StoreUrl
 
 FOLDER = "owner"
@@ -24,21 +24,23 @@ def claim_store(ledger: Ledger, objects: Objects, url: StoreUrl) -> None:
         _check_new(ledger, owners, url)
         claimed = unique(f"{FOLDER}/ledger")
         objects.put(claimed, b"This store belongs to the ledger that has this name.\n")
-        owners = {each.name for each in objects.list(FOLDER)} | {claimed}
-        if owners == {claimed}:
+        owners = {each.name for each in objects.list(FOLDER)}
+        if owners <= {claimed}:  # a listing may lag
             ledger.claim_store(claimed)
         else:
             objects.delete([claimed])
-    if claimed not in owners:
-        raise UsageError(
-            f"Expected the store of this ledger, got {url}, which lacks {claimed}: set `store` in "
-            "server.toml to the bucket and prefix that this ledger began with."
-        )
-    if len(owners) > 1:
+    if owners - {claimed}:
         raise UsageError(
             f"Expected a store of one ledger, got {url}, which others use, too: choose another "
             "bucket or prefix."
         )
+    try:
+        objects.get(claimed)
+    except MissingObjectError:
+        raise UsageError(
+            f"Expected the store of this ledger, got {url}, which lacks {claimed}: set `store` in "
+            "server.toml to the bucket and prefix that this ledger began with."
+        ) from None
 
 
 def _check_new(ledger: Ledger, owners: set[str], url: StoreUrl) -> None:

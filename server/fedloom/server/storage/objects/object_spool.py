@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from crc32c import crc32c
+from sqlalchemy.exc import SQLAlchemyError
 
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import IntegrityError
@@ -117,8 +118,8 @@ class ObjectSpoolFile(SpoolFile):
         try:
             while (len(self._parts) + 1) * PART_BYTES <= self.received:
                 self._put_part()
-        except StoreFaultError as error:
-            log.warning("object store: %s; it is tried again when the body is complete", error)
+        except (StoreFaultError, SQLAlchemyError) as error:
+            log.warning("a part is stored when its body is complete: %s", error)
 
     def sync(self) -> None:
         """Store what is left of the body.
