@@ -71,6 +71,21 @@ def test_only_a_row_makes_a_model_exist(machines, machine, monkeypatch):
     np.testing.assert_array_equal(machines.new().models.params(digest)["w"], model(1)["w"])
 
 
+def test_a_sweep_leaves_a_model_that_is_being_put(machines, machine, monkeypatch):
+    """However long that takes: its row is written at the end."""
+    swept, put = [], machines.objects.put
+
+    def put_and_sweep(name, data):
+        put(name, data)
+        swept.append(sweep(machine.remote, -60.0))
+
+    monkeypatch.setattr(machines.objects, "put", put_and_sweep)
+    digest = machine.models.save(model(1), {})
+    machine.deleted()
+    assert set(swept) == {0}
+    np.testing.assert_array_equal(machines.new().models.params(digest)["w"], model(1)["w"])
+
+
 def test_models_are_found_by_their_rows(machines, machine):
     a, b = machine.models.save(model(1), {}), machine.models.save(model(2), {})
     models = machines.new().models

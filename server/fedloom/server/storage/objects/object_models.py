@@ -49,12 +49,20 @@ class ObjectModels(ModelStore):
         if remote.ask(remote.ledger.hold_model_object, digest):
             return digest
         name = unique(f"{FOLDER}/{digest}")
+        remote.storing.add(name)
+        try:
+            self._store(digest, name)
+        finally:
+            remote.storing.discard(name)
+        return digest
+
+    def _store(self, digest: str, name: str) -> None:
+        remote = self._remote
         with self.path(digest).open("rb") as file:
             size_bytes = put_file(remote.objects, name, file.fileno())
         crossing("store.model")
         if not remote.ask(remote.ledger.add_model_object, digest, name, size_bytes):
             remote.deletions.add(part_names(name, size_bytes))
-        return digest
 
     def find(self, prefix: str) -> list[str]:
         """Digests of stored models that begin with `prefix` (hex digits)."""

@@ -184,7 +184,7 @@ class ObjectSpool(Spool):
         body = remote.ask(remote.ledger.body_object, name)
         if body is None or len(body.parts) < num_parts(body.size_bytes):
             raise IntegrityError(f"The accepted update {name} is missing in {remote.url}.")
-        draft = self.path(f"free-{secrets.token_hex(8)}.tmp")
+        draft = self.path(f"fetch-{secrets.token_hex(8)}")
         try:
             self._write_copy(draft, body)
             draft.replace(path)

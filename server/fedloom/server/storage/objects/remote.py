@@ -28,6 +28,7 @@ class RemoteStorage:
         in_ledger: the thread of its methods.
         in_store: threads for transfers of bodies.
         deletions: deletes objects that no row names any more.
+        storing: models that are being put, whose rows are written when they are whole.
     """
 
     url: StoreUrl
@@ -36,6 +37,7 @@ class RemoteStorage:
     in_ledger: Thread
     in_store: Thread = field(default_factory=lambda: Thread("store", REQUESTS))
     deletions: Deletions = field(init=False)
+    storing: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.deletions = Deletions(self.objects)

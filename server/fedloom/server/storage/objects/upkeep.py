@@ -51,9 +51,9 @@ def sweep(remote: RemoteStorage, min_age_s: float = MIN_AGE_S) -> int:
         for each in remote.objects.list(folder)
         if each.modified_at <= oldest
     ]
-    # Read after the listing: an object that is listed and counts has its row by now.
-    ledger = remote.ledger
-    named = remote.ask(ledger.model_object_names) | remote.ask(ledger.body_object_names)
+    # In this order: what is listed and counts has its row by now, or is still being put.
+    ledger, named = remote.ledger, set(remote.storing)
+    named |= remote.ask(ledger.model_object_names) | remote.ask(ledger.body_object_names)
     left = [name for name in listed if name.rpartition(".")[0] not in named]
     remote.deletions.add(left)
     return len(left)
