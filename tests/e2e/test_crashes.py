@@ -69,3 +69,22 @@ def test_a_private_run_with_kills_has_the_same_noise(tmp_path):
     assert report.same_bits
     assert set(report.counted.values()) == {NUM_CLIENTS}
     assert report.lost == []
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kills": 8, "seed": 7, "rounds": 3},
+        {"kills": 8, "seed": 8, "rounds": 2, "aggregation": "centered_clipping"},
+        {"kills": 8, "seed": 9, "rounds": 10, "buffered": True},
+    ],
+)
+def test_a_run_whose_disk_is_lost_with_each_kill_has_the_computed_model(tmp_path, settings):
+    """Models and updates are in an object store: sums, single updates and buffers are read back."""
+    report = CrashTest(tmp_path, store=(tmp_path / "objects").as_uri(), **settings).run()
+    assert any(place.startswith("server") for place in report.kills)
+    assert report.same_bits
+    assert report.acknowledged > 0
+    assert report.lost == []

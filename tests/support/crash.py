@@ -14,6 +14,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from fedloom.client.identity.enrol import enrol
 from fedloom.client.training.client_rule import RuleContext, apply_rule
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.task_description import task_seed
-from fedloom.protocol.tensors.container import read_params, write_file
+from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.trust import tokens
 from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
 from fedloom.protocol.updates.message import TensorPart
@@ -39,7 +40,7 @@ from fedloom.server.ledger import Ledger
 from fedloom.server.pki.authority import Authority
 from fedloom.server.planning import limits
 from fedloom.server.planning.spec import parse
-from fedloom.server.storage.model_store import ModelStore
+from fedloom.server.storage.opening import open_storage
 from fedloom.strategies import DELTA, Full, Partial, privacy, reduced, weight_units
 from fedloom.strategies.exact.partial import SCALAR, TensorSpec
 from fedloom.strategies.privacy.release import WITHIN
@@ -66,6 +67,8 @@ SERVER_PLACES = {
     "commit.stored": 1,
     "commit.ledger": 1,
 }
+STORE_PLACES = {"store.part": 17, "store.model": 2}
+"""Likewise, of a server with an object store."""
 FOLD_PLACES = ("fold.after", "checkpoint.before", "checkpoint.after")
 """Crossed only where updates are folded as they come."""
 CLIENT_PLACES = {
@@ -260,7 +263,7 @@ def replayed_model(initial, rounds, buffers):
 
 
 class CrashTest:
-    """A run with kills."""
+    """A run with kills; with an object store, the server's disk is lost with each of its kills."""
 
     num_processes = NUM_PROCESSES
     client_places = CLIENT_PLACES
@@ -271,9 +274,13 @@ class CrashTest:
 
     def __init__(
         self, directory, kills, seed, rounds, aggregation="mean", *, strategy=None, buffered=False,
-        private=False,
+        private=False, store="",
     ):  # fmt: skip
         self.private = private
+        self.config = server_config.ServerConfig(
+            fleet=f"127.0.0.1:{steady_port()}", enrolment=f"127.0.0.1:{steady_port()}", store=store,
+            database=f"sqlite:///{directory / 'ledger.sqlite'}" if store else "",
+        )  # fmt: skip
         self.strategy = strategy
         self.aggregation = aggregation if isinstance(aggregation, dict) else {"name": aggregation}
         self.buffered = buffered
@@ -302,16 +309,17 @@ class CrashTest:
         never = () if self.aggregation["name"] == "mean" else FOLD_PLACES
         if self.buffered:
             never = ("checkpoint.before", "checkpoint.after")
-        return {place: count for place, count in SERVER_PLACES.items() if place not in never}
+        places = SERVER_PLACES | (STORE_PLACES if self.config.store else {})
+        return {place: count for place, count in places.items() if place not in never}
+
+    def ledger(self):
+        return Ledger.in_directory(self.state, self.config.database)
 
     def prepare(self):
         self.state.mkdir()
-        config = server_config.ServerConfig(
-            fleet=f"127.0.0.1:{steady_port()}", enrolment=f"127.0.0.1:{steady_port()}"
-        )
-        server_config.write(self.state, config)
-        authority = Authority.create(self.state / "pki", config.federation, datetime.now(UTC))
-        ledger = Ledger.in_directory(self.state)
+        server_config.write(self.state, self.config)
+        authority = Authority.create(self.state / "pki", self.config.federation, datetime.now(UTC))
+        ledger = self.ledger()
         self.tokens = []
         for client in range(NUM_CLIENTS):
             token = tokens.make_token(authority.root_pin)
@@ -319,7 +327,7 @@ class CrashTest:
             ledger.add_token(token.id, hashed, f"c{client}", time.time() + 600)
             self.tokens.append(token.text())
         ledger.close()
-        self.enrolment = config.enrolment
+        self.enrolment = self.config.enrolment
         command = (
             "import logging, sys; from pathlib import Path; from fedloom.server.app import run;"
             "logging.basicConfig(level=logging.INFO);"
@@ -349,17 +357,17 @@ class CrashTest:
 
     def submit(self):
         """Write the run into the ledger before the server starts; the server begins it."""
-        models = ModelStore(self.state / "models")
+        storage = open_storage(self.state, self.config)
+        models = storage.models
         write_file(self.directory / "initial.safetensors", self.initial)
         digest = models.add(self.directory / "initial.safetensors")
         run = parse(self.spec())
-        ledger = Ledger.in_directory(self.state)
-        ledger.add_run(
+        storage.ledger.add_run(
             {"id": "crash-1", "name": run.name, "spec": run.as_dict(), "state": "running",
              "reason": "", "model": digest},
             models.path(digest).stat().st_size,
         )  # fmt: skip
-        ledger.close()
+        storage.close()
 
     def spec(self):
         """The settings of the run."""
@@ -425,15 +433,18 @@ class CrashTest:
 
     def killed(self, process):
         """Look at what a process has left, before it starts again."""
+        if process is self.server and self.config.store:
+            for name in ("models", "spool"):
+                shutil.rmtree(self.state / name, ignore_errors=True)
 
     def finished(self):
-        ledger = Ledger.in_directory(self.state)
+        ledger = self.ledger()
         row = ledger.run("crash-1")
         ledger.close()
         return has_finished(row)
 
     def judge(self):
-        ledger = Ledger.in_directory(self.state)
+        ledger = self.ledger()
         rounds = ledger.list_rounds("crash-1")
         self.report.counted = {r.number: r.accepted for r in rounds}
         model = ledger.run("crash-1").model
@@ -450,7 +461,10 @@ class CrashTest:
         acknowledged = {(int(number), client) for client, number in pattern.findall(log)}
         self.report.acknowledged = len(acknowledged)
         self.report.lost = sorted(acknowledged - held)
-        got = read_params(self.state / "models" / f"{model}.safetensors")
+        self.server.end()
+        storage = open_storage(self.state, self.config)
+        got = storage.models.params(model)
+        storage.close()
         if self.buffered:
             wanted = replayed_model(self.initial, self.rounds, buffers)
         elif self.private:
@@ -469,6 +483,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=0, help="default: a round for two kills")
     parser.add_argument("--aggregation", default="mean", help="one that needs no settings")
     parser.add_argument("--buffered", action="store_true", help="asynchronous rounds")
+    parser.add_argument("--store", default="", help="of the server, which loses its disk")
     parser.add_argument("--keep", type=Path, help="work in this folder and leave it")
     arguments = parser.parse_args()
     rounds = arguments.rounds or max(4, arguments.kills // 2)
@@ -477,7 +492,7 @@ def main():
         directory.mkdir(exist_ok=True, parents=True)
         test = CrashTest(
             directory, arguments.kills, arguments.seed, rounds, arguments.aggregation,
-            buffered=arguments.buffered,
+            buffered=arguments.buffered, store=arguments.store,
         )  # fmt: skip
         report = test.run()
     print(f"{report.num_kills} kills over {report.rounds} rounds in {report.seconds:.0f} s")
