@@ -60,6 +60,13 @@ class S3Server:
         self._process.wait()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        """Nothing: a server that is killed cuts its connections."""
+
+
 class FaultProxy:
     """Passes requests on, and makes faults; ended by `close`.
 
@@ -80,8 +87,7 @@ class FaultProxy:
         self.made, self.puts, self.gets = Counter(), [], []
         self._random, self._lock = random.Random(seed), threading.Lock()
         self.target = target
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.proxy = self
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
