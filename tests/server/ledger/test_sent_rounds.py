@@ -1,5 +1,7 @@
 """Rounds of a site: the parent's word decides which of them are committed, abandoned or undone."""
 
+import time
+
 import pytest
 
 from fedloom.server.ledger import Ledger
@@ -71,3 +73,13 @@ def test_an_evaluation_is_none_of_the_rounds_that_the_run_asked_for(ledger):
     send(ledger, 4, "evaluate")
     assert told(ledger, 4, 4) == ["committed"] * 4
     assert ledger.run("run").committed == 3
+
+
+def test_a_revoked_site_is_none(ledger):
+    """A server whose only site was revoked holds the rounds of its parent for devices again."""
+    for token, site in (("t1", "ward"), ("t2", "lab")):
+        ledger.add_token(token, "hash", site, time.time() + 600, devices=7)
+        ledger.enrol(token, token, time.time() + 600)
+    assert ledger.sites() == {"lab": 7, "ward": 7}
+    ledger.revoke("ward")
+    assert ledger.sites() == {"lab": 7}

@@ -120,10 +120,9 @@ class Directory(Store):
         return self._pairs(sa.select(clients.c.name, clients.c.study).where(clients.c.study != ""))
 
     def sites(self) -> dict[str, int]:
-        """Clients that are sites, with the most devices in a sum of each."""
-        return self._pairs(
-            sa.select(clients.c.name, clients.c.devices).where(clients.c.devices > 0)
-        )
+        """Sites that are not revoked, with the most devices in a sum of each."""
+        its = sa.select(clients.c.name, clients.c.devices).where(clients.c.devices > 0)
+        return self._pairs(its.where(clients.c.revoked_at.is_(None)))
 
     def set_study(self, name: str, study: str) -> None:
         """Move a client to a study; empty for none."""
