@@ -163,7 +163,7 @@ class RunSpec:
         try:
             check_config(self.config)
             self._check_evaluation()
-            self.build_strategy()
+            self._check_parts()
             self.build_selection()
             self.metrics_settings()
             self.local_training().at(1, self.round_config().goal)
@@ -181,12 +181,27 @@ class RunSpec:
 
     def build_strategy(self) -> Strategy:
         """The strategy, with its client rule and its aggregation."""
-        strategy = self._strategy()
+        rule = registry.client_rule(*named(self.rule, "rule", registry.CLIENT_RULES), table="rule")
+        name, settings = named(self.aggregation, "aggregation", registry.AGGREGATIONS)
+        over = typed("aggregation.over", settings.pop("over", OVER[0]), Literal[OVER])
+        aggregation = registry.aggregation(name, settings, table="aggregation")
+        if over == OVER[1]:
+            aggregation = OverSessions(aggregation)
+        return registry.strategy(
+            *named(self.strategy, "strategy", registry.STRATEGIES),
+            rule=rule,
+            aggregation=aggregation,
+            config={"lr": self.train.get("learning_rate", 0.0), **self.config},
+            table="strategy",
+        )
+
+    def _check_parts(self) -> None:
+        """Refuse a strategy that does not work with the other parts of the run."""
         scheme, broadcast = self.build_compression(), self.build_broadcast()
         cohort, masked = self._round_config(), self.build_masking()
         compatibility.check(
             compatibility.Recipe(
-                strategy=strategy,
+                strategy=self.build_strategy(),
                 weighting=self.weighting,
                 quorum=cohort.quorum,
                 buffered=isinstance(cohort, BufferConfig),
@@ -207,27 +222,10 @@ class RunSpec:
                 messages=bool(self.flower),
             )
         )
-        return strategy
-
-    def _strategy(self) -> Strategy:
-        """The strategy, not checked against the other parts of the run."""
-        rule = registry.client_rule(*named(self.rule, "rule", registry.CLIENT_RULES), table="rule")
-        name, settings = named(self.aggregation, "aggregation", registry.AGGREGATIONS)
-        over = typed("aggregation.over", settings.pop("over", OVER[0]), Literal[OVER])
-        aggregation = registry.aggregation(name, settings, table="aggregation")
-        if over == OVER[1]:
-            aggregation = OverSessions(aggregation)
-        return registry.strategy(
-            *named(self.strategy, "strategy", registry.STRATEGIES),
-            rule=rule,
-            aggregation=aggregation,
-            config={"lr": self.train.get("learning_rate", 0.0), **self.config},
-            table="strategy",
-        )
 
     def build_compression(self) -> Scheme | None:
         """The encoding of updates; None to send them unencoded."""
-        sums = bool(self._strategy().rule.remembers)
+        sums = bool(self.build_strategy().rule.remembers)
         return scheme(self._direction("up"), table="compression.up", sums=sums)
 
     def build_broadcast(self) -> Codec | None:
