@@ -43,7 +43,7 @@ from fedloom.protocol import tracing  # noqa: E402
 from fedloom.protocol.atomic_files import write_whole  # noqa: E402
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError  # noqa: E402
 from fedloom.protocol.transport import methods  # noqa: E402
-from fedloom.protocol.trust.private_files import make_private  # noqa: E402
+from fedloom.protocol.trust.private_files import make_private, write_private  # noqa: E402
 from fedloom.protocol.version import __version__  # noqa: E402
 from fedloom.server import config as configuration  # noqa: E402
 from fedloom.server.access import oidc_http  # noqa: E402
@@ -55,7 +55,8 @@ from fedloom.server.fleet.context import FleetContext  # noqa: E402
 from fedloom.server.fleet.enrolment import EnrolmentService  # noqa: E402
 from fedloom.server.fleet.service import FleetService  # noqa: E402
 from fedloom.server.fleet.sessions import Hold  # noqa: E402
-from fedloom.server.http import connection_limits, tcp_listener, unix_socket  # noqa: E402
+from fedloom.server.http import connection_limits, health, tcp_listener, unix_socket  # noqa: E402
+from fedloom.server.ledger import Ledger  # noqa: E402
 from fedloom.server.ledger.audit_trail import HEAD_FILE  # noqa: E402
 from fedloom.server.ledger.store import unavailable  # noqa: E402
 from fedloom.server.metrics import lag, meters  # noqa: E402
@@ -63,6 +64,9 @@ from fedloom.server.pki.authority import Authority, ServerBundle  # noqa: E402
 from fedloom.server.pki.noise_keys import NoiseKeys  # noqa: E402
 from fedloom.server.pki.signing_key import FOLDER as SIGNING  # noqa: E402
 from fedloom.server.pki.signing_key import SigningKey  # noqa: E402
+from fedloom.server.replicas import standby  # noqa: E402
+from fedloom.server.replicas.key_vault import KeyVault  # noqa: E402
+from fedloom.server.replicas.lease import ReplicaTurn  # noqa: E402
 from fedloom.server.rounds.manager import Runs  # noqa: E402
 from fedloom.server.rounds.upstream.outbox import FOLDER as OUTBOX  # noqa: E402
 from fedloom.server.rounds.upstream.outbox import SumOutbox  # noqa: E402
@@ -156,12 +160,17 @@ def _configuration(bundle: ServerBundle, trusted_pem: bytes) -> grpc.ServerCerti
     )
 
 
+class StoppedOnStandbyError(Exception):
+    """The server was told to stop before it was its turn to drive."""
+
+
 class Server:
     """A server over a state directory.
 
     Args:
         state_dir: made by `fedloom server init`.
         plaintext: no TLS and no certificates; on loopback only.
+        stopping: set when the server is to stop, also while it is on standby.
 
     Attributes:
         context: of all parts, once started.
@@ -170,9 +179,14 @@ class Server:
         fleet_port: the bound port, once started.
         enrolment_port: the bound port, once started; 0 on plaintext.
         console: URL of the console, once started; empty if it does not listen.
+        stopping: see above.
+        turn: of one server of several, once it drives; None for a server alone.
+        health: what it tells a balancer.
     """
 
-    def __init__(self, state_dir: Path, *, plaintext: bool = False) -> None:
+    def __init__(
+        self, state_dir: Path, *, plaintext: bool = False, stopping: asyncio.Event | None = None
+    ) -> None:
         self.config: ServerConfig = configuration.load(state_dir)
         if self.config.flower:
             from fedloom.server import flower  # noqa: PLC0415 - only for runs of Flower strategies
@@ -184,6 +198,9 @@ class Server:
         self.fleet_port = 0
         self.enrolment_port = 0
         self.console = ""
+        self.turn: ReplicaTurn | None = None
+        self.health = health.Readiness()
+        self.stopping = stopping or asyncio.Event()
         self._state_dir = state_dir
         self._plaintext = plaintext
         self._stack = AsyncExitStack()
@@ -209,15 +226,58 @@ class Server:
         listener = await self._stack.enter_async_context(
             unix_socket.listening(state_dir / "control.sock")
         )
-        authority = None if self._plaintext else Authority.load(state_dir / "pki")
-        storage = await asyncio.to_thread(open_storage, state_dir, config)
+        if config.health:
+            port = self._stack.enter_context(health.listening(config.health))
+            self._background(health.serve(self.health, port))
+        server = await self._assemble(listener)
+        runs, authority = self.runs, self.authority
+        if server.storage.ledger.trail.stop_keeping():
+            log.error("the audit trail lacks the head in %s: see `fedloom audit verify`", HEAD_FILE)
+        detail = {"version": __version__}
+        await server.access.audit_log.record(
+            "fedloom", "server", "server.start", config.federation, detail
+        )
+        fleet, storage = FleetService(server.fleet, runs, authority), server.storage
+        self._stack.push_async_callback(runs.stop)
+        await self._recall_clients(server.fleet)
+        server.rounds.cool_offs.load(await storage.in_ledger(storage.ledger.failures))
+        await runs.start()
+        self._stack.push_async_callback(
+            last_seen.store, server.fleet.presence, storage
+        )  # stores the disconnects caused by the stop
+        self._stack.push_async_callback(server.fleet.refusals.store, storage)
+        self._stack.push_async_callback(server.fleet.audit_log.store)
+        await self._listen(server.fleet, fleet)
+        self._background(_sweep(server.fleet))
+        self._background(last_seen.keep(server.fleet.presence, storage))
+        self._background(refusal_log.keep(server.fleet.refusals, storage))
+        self._background(server.fleet.audit_log.keep(config.keep_audit_s))
+        self._keep_storage(storage)
+        self._background(lag.keep(server.fleet.meters))
+        await self._start_api(listener)
+        log.info("fleet on port %d, enrolment on port %d", self.fleet_port, self.enrolment_port)
+        self.health.is_ready = True
+        self._stack.callback(self.health.stop)
+
+    async def _assemble(self, listener: socket.socket) -> ServerContext:
+        """Open the ledger, in turn if there are replicas, the keys and the storage."""
+        state_dir, config = self._state_dir, self.config
+        ledger = await asyncio.to_thread(Ledger.in_directory, state_dir, config.database)
+        self._stack.callback(ledger.close)
+        write: Callable[[Path, bytes], None] = write_private
+        if config.replicated:
+            vault = KeyVault(state_dir, ledger)
+            self.turn = await self._wait_for_turn(ledger, vault, listener)
+            write = vault.write
+        authority = None if self._plaintext else Authority.load(state_dir / "pki", write)
+        storage = await asyncio.to_thread(open_storage, state_dir, config, ledger)
         server = assemble(
             config,
             storage,
-            NoiseKeys(state_dir / "noise"),
+            NoiseKeys(state_dir / "noise", write),
             signing=None
             if authority is None
-            else SigningKey.ensure(state_dir / SIGNING, authority.federation),
+            else SigningKey.ensure(state_dir / SIGNING, authority.federation, write),
             root_pem=b"" if authority is None else authority.root_pem,
             tracer=tracing.tracer(config.tracing.endpoint, "fedloom-server", config.federation),
         )
@@ -231,45 +291,48 @@ class Server:
         self._stack.enter_context(server.log_ring.listening())
         runs = Runs(server.rounds)
         self.context, self.runs, self.authority = server, runs, authority
-        if storage.ledger.trail.stop_keeping():
-            log.error("the audit trail lacks the head in %s: see `fedloom audit verify`", HEAD_FILE)
-        detail = {"version": __version__}
-        await server.access.audit_log.record(
-            "fedloom", "server", "server.start", config.federation, detail
-        )
-        fleet = FleetService(server.fleet, runs, authority)
-        self._stack.push_async_callback(runs.stop)
-        await self._recall_clients(server.fleet)
-        server.rounds.cool_offs.load(await storage.in_ledger(storage.ledger.failures))
-        await runs.start()
-        self._stack.push_async_callback(
-            last_seen.store, server.fleet.presence, storage
-        )  # stores the disconnects caused by the stop
-        self._stack.push_async_callback(server.fleet.refusals.store, storage)
-        self._stack.push_async_callback(server.fleet.audit_log.store)
+        return server
+
+    async def _wait_for_turn(
+        self, ledger: Ledger, vault: KeyVault, listener: socket.socket
+    ) -> ReplicaTurn:
+        """Wait on standby until this server drives; its keys are the ledger's then."""
+        await asyncio.to_thread(vault.check)
+        turn = ReplicaTurn(ledger)
+        self._stack.push_async_callback(asyncio.to_thread, turn.release)
+        await asyncio.to_thread(turn.check_database)
+        async with standby.answering(listener) as answers:
+            works = [turn.wait(answers.driven_by), self.stopping.wait()]
+            waits = [asyncio.ensure_future(work) for work in works]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for each in waits:
+                each.cancel()
+            await asyncio.wait(waits)
+        if waits[0].cancelled():
+            raise StoppedOnStandbyError
+        waits[0].result()
+        self._background(turn.keep())
+        await asyncio.to_thread(vault.restore)
+        return turn
+
+    async def _listen(self, context: FleetContext, fleet: FleetService) -> None:
+        """Open the fleet's port, and that of enrolment."""
+        authority = self.authority
         places, enrolling = connection_limits.places(connection_limits.raise_limit())
         limits = ((MAX_CONNECTIONS, places), (MAX_STREAMS, pacing.MAX_STREAMS))
         listening = grpc.aio.server(options=[*SERVER_OPTIONS, *limits])
         listening.add_generic_rpc_handlers((fleet.handlers(),))
         if authority is None:
-            self.fleet_port = _bind(listening, config.fleet, None)
+            self.fleet_port = _bind(listening, self.config.fleet, None)
         else:
-            certificates = Certificates(authority, config.names)
-            begun = server.fleet.meters.connections.labels(meters.FLEET).inc
+            certificates = Certificates(authority, self.config.names)
+            begun = context.meters.connections.labels(meters.FLEET).inc
             self.fleet_port = _bind(
-                listening, config.fleet, certificates.credentials(ask_client=True, begun=begun)
+                listening, self.config.fleet, certificates.credentials(ask_client=True, begun=begun)
             )
-            await self._start_enrolment(server.fleet, authority, certificates, enrolling)
+            await self._start_enrolment(context, authority, certificates, enrolling)
         await listening.start()
         self._stack.push_async_callback(listening.stop, GRACE_S)
-        self._background(_sweep(server.fleet))
-        self._background(last_seen.keep(server.fleet.presence, storage))
-        self._background(refusal_log.keep(server.fleet.refusals, storage))
-        self._background(server.fleet.audit_log.keep(config.keep_audit_s))
-        self._keep_storage(storage)
-        self._background(lag.keep(server.fleet.meters))
-        await self._start_api(listener)
-        log.info("fleet on port %d, enrolment on port %d", self.fleet_port, self.enrolment_port)
 
     def _keep_storage(self, storage: StorageContext) -> None:
         self._background(pruning.keep(storage, self.config.keep_models))
@@ -344,6 +407,15 @@ class Server:
             await asyncio.wait([task])
 
         self._stack.push_async_callback(end)
+
+
+async def _end_with(turn: ReplicaTurn) -> None:
+    """End this process at once when its turn is lost: nothing that it still holds counts."""
+    reason = await turn.lost
+    log.critical("this server ends: %s. Started again, it is on standby.", reason)
+    await asyncio.to_thread(turn.note_loss)
+    logging.shutdown()
+    os._exit(UnavailableError.exit_code)
 
 
 def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
@@ -427,12 +499,14 @@ def run(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
-        async with Server(state_dir, plaintext=plaintext) as server:
+        async with Server(state_dir, plaintext=plaintext, stopping=stopping) as server:
             _freeze()
             loop.call_later(FREEZE_AGAIN_S, _freeze)
             if ready is not None:
                 write_whole(ready, f"{server.fleet_port} {server.enrolment_port}\n")
             works: list[asyncio.Future[Any]] = [asyncio.ensure_future(stopping.wait())]
+            if server.turn is not None:
+                works.append(asyncio.ensure_future(_end_with(server.turn)))
             if beside is not None:
                 works.append(asyncio.ensure_future(beside(server)))
             ended, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
@@ -445,5 +519,7 @@ def run(
 
     try:
         asyncio.run(main())
+    except StoppedOnStandbyError:
+        log.info("stopped on standby")
     except sa.exc.OperationalError as error:
         raise unavailable(error) from error

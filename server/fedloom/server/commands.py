@@ -248,10 +248,12 @@ def rotate_signing_key(directory: Path) -> None:
     from fedloom.protocol.trust.signing import fingerprint  # noqa: PLC0415 - the module says why
     from fedloom.server import config as configuration  # noqa: PLC0415
     from fedloom.server.pki.signing_key import FOLDER, SigningKey  # noqa: PLC0415
+    from fedloom.server.replicas.key_vault import key_writer  # noqa: PLC0415
 
     settings = configuration.load(directory)
-    held = SigningKey(directory / FOLDER, settings.federation)
-    before, new = held.signer.public, held.rotate()
+    with key_writer(directory, settings) as write:
+        held = SigningKey(directory / FOLDER, settings.federation, write)
+        before, new = held.signer.public, held.rotate()
     document = {"before": before.hex(), "key": new.public.hex(), "rotations": len(new.chain)}
     emit(
         document,

@@ -33,6 +33,9 @@ PRIVATE = (
 )
 """Names in the state directory whose modes are narrowed if they are wide; wide keys are refused."""
 
+_SHARED = ("postgresql://", "postgresql+psycopg://", "postgresql+psycopg2://")
+"""Databases that servers can share, over drivers that know the settings of `LeaseRows`."""
+
 _OPTIONAL = ("clients", "oidc", "tracing", "flower", "flower_apps")
 """Tables that are not in a new file: docs/operating.md, docs/console-security.md, docs/metrics.md,
 docs/flower.md."""
@@ -117,6 +120,16 @@ class ServerConfig:
     store_cache_bytes: int = setting(
         20 << 30, doc="models of the object store that are kept on this disk, too, bytes"
     )
+    replicated: bool = setting(
+        False,
+        doc="whether several servers share the database and the store: one drives, the others are "
+        "on standby (docs/replicas.md)",
+    )
+    health: str = setting(
+        "",
+        doc="host:port that answers GET /ready with 200 while this server serves devices, else "
+        "503, and GET /live with 200; plain HTTP, without data; empty: none",
+    )
     metrics_open: bool = setting(
         False, doc="whether programs on this machine may read /metrics without a token"
     )
@@ -158,10 +171,21 @@ class ServerConfig:
         chunk_size.check(self.chunk_bytes)
         if not self.names:
             raise UsageError("Expected at least one name for the server's certificate, got none.")
-        if self.store:
-            StoreUrl.parse(self.store)
+        store = StoreUrl.parse(self.store) if self.store else None
+        if self.health:
+            split_address(self.health, "health")
         _check_names("flower", self.flower, "strategies.py:krum")
         _check_names("flower_apps", self.flower_apps, "apps/krum")
+        self._check_replicated(store)
+
+    def _check_replicated(self, store: StoreUrl | None) -> None:
+        shared = store is not None and store.bucket and self.database.startswith(_SHARED)
+        if self.replicated and not shared:
+            raise UsageError(
+                "Expected replicated = true with a database and a store that every replica "
+                'reaches, such as database = "postgresql+psycopg://..." and store = "s3://...", '
+                "got others: see docs/replicas.md."
+            )
 
 
 def _check_names(table: str, names: Iterable[str], example: str) -> None:

@@ -24,6 +24,7 @@ from fedloom.server.ledger.privacy.budgets import PrivacyBudgets
 from fedloom.server.ledger.privacy.populations import Populations
 from fedloom.server.ledger.prunes import Prunes
 from fedloom.server.ledger.refusals import Refusals
+from fedloom.server.ledger.replicas.wrapped_keys import WrappedKeys
 from fedloom.server.ledger.rollbacks import Point as Point
 from fedloom.server.ledger.rollbacks import Rollbacks
 from fedloom.server.ledger.rounds import Rounds
@@ -61,5 +62,6 @@ class Ledger(
     ClientValues,
     StoredModels,
     StoredBodies,
+    WrappedKeys,
 ):
     """All tables behind methods that are one transaction each; see `Store` for its argument."""

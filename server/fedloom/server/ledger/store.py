@@ -1,6 +1,6 @@
 """The database of the ledger: opened and migrated, read and written in transactions."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -13,6 +13,7 @@ from fedloom.server.ledger.access.accounts import Accounts
 from fedloom.server.ledger.audit_trail import HEAD_FILE, Trail
 from fedloom.server.ledger.lists.order import each
 from fedloom.server.ledger.migrations import migrate
+from fedloom.server.ledger.replicas.lease_rows import LeaseRows, limit_waits
 from fedloom.server.ledger.tables import clients, cohorts, rounds, updates
 
 Row = Mapping[str, Any]
@@ -116,6 +117,20 @@ class Store:
         ledger = cls(url or f"sqlite:///{state_dir / 'ledger.sqlite'}")
         ledger.trail = Trail(ledger._engine, state_dir / HEAD_FILE)
         return ledger
+
+    def fence(self, check: Callable[[sa.Connection], None]) -> None:
+        """Call a check in each transaction, as its last step; what it raises rolls back.
+
+        A connection that stays within a transaction is ended soon, as is a wait for a lock: a
+        server that stands still must not hold up others.
+        """
+        limit_waits(self._engine)
+        sa.event.listen(self._engine, "commit", check)
+        self._engine.dispose()  # connections without these limits
+
+    def lease_rows(self) -> LeaseRows:
+        """The rows of the server that drives, outside the fence."""
+        return LeaseRows(self._engine.url)
 
     def close(self) -> None:
         """Close all connections."""

@@ -312,3 +312,18 @@ store_claims = sa.Table(  # the object store of this ledger: one row, or none
     sa.Column("id", sa.String, primary_key=True),
     sa.Column("claimed_at", sa.Float, nullable=False),
 )
+drivers = sa.Table(  # which of several servers drives: one row, whose epoch rises
+    "drivers",
+    meta,
+    sa.Column("epoch", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("holder", sa.String, nullable=False),
+    sa.Column("name", sa.String, nullable=False),  # of the holder's machine, for messages
+    sa.Column("renewed_at", sa.Float, nullable=False),  # by the database's clock; 0: released
+)
+wrapped_keys = sa.Table(  # keys of a server, encrypted under a key that is not in the ledger
+    "wrapped_keys",
+    meta,
+    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("sealed", sa.LargeBinary, nullable=False),
+    sa.Column("written_at", sa.Float, nullable=False),
+)

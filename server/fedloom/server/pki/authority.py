@@ -17,7 +17,7 @@ root.
 import logging
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -88,8 +88,15 @@ class Authority:
         root_pin: SHA-256 of its DER, 32 bytes; part of every token.
     """
 
-    def __init__(self, directory: Path, root: x509.Certificate, issuer: Issuer) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        root: x509.Certificate,
+        issuer: Issuer,
+        write: Callable[[Path, bytes], None] = write_private,
+    ) -> None:
         self._directory = directory
+        self._write = write
         self._root = root
         self._issuer = issuer
         retired = directory / RETIRED
@@ -123,8 +130,14 @@ class Authority:
         return cls.load(directory)
 
     @classmethod
-    def load(cls, directory: Path) -> "Authority":
+    def load(
+        cls, directory: Path, write: Callable[[Path, bytes], None] = write_private
+    ) -> "Authority":
         """Open the authority in `directory`.
+
+        Args:
+            directory: of its files.
+            write: writes a key or a certificate to its file.
 
         Raises:
             UsageError: it has no authority, or other users can read its files.
@@ -142,7 +155,7 @@ class Authority:
             root = x509.load_pem_x509_certificate(root_pem)
             issuing = x509.load_pem_x509_certificate(issuing_pem)
             issuing.verify_directly_issued_by(root)
-            return cls(directory, root, _issuer(key_from_pem(issuing_pem), issuing))
+            return cls(directory, root, _issuer(key_from_pem(issuing_pem), issuing), write)
         except (*UNREADABLE, TypeError, InvalidSignature) as error:
             raise IntegrityError(
                 f"The certificates in {directory} do not belong together ({error!r}): restore the "
@@ -242,7 +255,7 @@ class Authority:
         if bundle is not None and not due and set(bundle.names) == set(wanted):
             return bundle
         bundle = self.issue_server(wanted, certificates.SERVER_LIFE_S, now)
-        write_private(self._directory / "server.pem", bundle.key_pem + bundle.chain_pem)
+        self._write(self._directory / "server.pem", bundle.key_pem + bundle.chain_pem)
         return bundle
 
     def _issuer_at(self, now: datetime) -> Issuer:
@@ -265,14 +278,14 @@ class Authority:
                 f"root.key back into {self._directory}"
             ) from None
         self._retire(current)
-        self._issuer = _renew_issuer(self._directory, self._root, root_key, now)
+        self._issuer = _renew_issuer(self._directory, self._root, root_key, now, self._write)
         return self._issuer
 
     def _retire(self, issuing: x509.Certificate) -> None:
         """Keep the certificate of an issuing authority whose leaves may still be valid."""
         if _pem(issuing) not in self._retired:
             self._retired += _pem(issuing)
-            write_private(self._directory / RETIRED, self._retired)
+            self._write(self._directory / RETIRED, self._retired)
 
     def _stored_bundle(self) -> ServerBundle | None:
         try:
@@ -311,11 +324,15 @@ def _write_new(directory: Path, federation: str, now: datetime) -> None:
 
 
 def _renew_issuer(
-    directory: Path, root: x509.Certificate, root_key: ec.EllipticCurvePrivateKey, now: datetime
+    directory: Path,
+    root: x509.Certificate,
+    root_key: ec.EllipticCurvePrivateKey,
+    now: datetime,
+    write: Callable[[Path, bytes], None] = write_private,
 ) -> Issuer:
     key = generate_key()
     certificate = certificates.make_issuing(key, root, root_key, now)
-    write_private(directory / "issuing.pem", key_to_pem(key) + _pem(certificate))
+    write(directory / "issuing.pem", key_to_pem(key) + _pem(certificate))
     return Issuer(key, certificate)
 
 

@@ -6,6 +6,7 @@ crashes. It must stay secret: with it, the noise can be subtracted.
 Invariant: a run's key never changes.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from fedloom.protocol.errors import IntegrityError
@@ -20,17 +21,19 @@ class NoiseKeys:
 
     Args:
         folder: of the keys; created with the first one.
+        write: writes a key to its file.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, write: Callable[[Path, bytes], None] = write_private) -> None:
         self._folder = folder
+        self._write = write
         self._streams: dict[str, Stream] = {}
 
     def make(self, run: str, spec: RunSpec) -> None:
         """Create and store the key of a new run if it needs one. Blocks."""
         settings = spec.build_privacy()
         if settings is not None and settings.noise == "secure":
-            write_private(self._path(run), new_key())
+            self._write(self._path(run), new_key())
 
     def stream(self, run: str, spec: RunSpec) -> Stream | None:
         """The random stream of a run; None if it is not private.

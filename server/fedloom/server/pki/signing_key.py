@@ -13,6 +13,7 @@ Invariants: a key is only replaced by one that it endorses; a client that trusts
 import json
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from fedloom.protocol.errors import IntegrityError, UsageError
@@ -27,22 +28,34 @@ _FILE = "key.json"
 
 
 class SigningKey:
-    """A federation's signing key, reloaded when its file in the folder changes."""
+    """A federation's signing key, reloaded when its file in the folder changes.
 
-    def __init__(self, folder: Path, federation: str) -> None:
+    Args:
+        folder: of the key.
+        federation: whose key it is.
+        write: writes the key to its file.
+    """
+
+    def __init__(
+        self, folder: Path, federation: str, write: Callable[[Path, bytes], None] = write_private
+    ) -> None:
         self._path = folder / _FILE
+        self._write = write
         self._federation = federation
         self._issued_us = 0
         self._seen = (0, 0, 0)
         self._signer = self._load()
 
     @classmethod
-    def ensure(cls, folder: Path, federation: str) -> "SigningKey":
+    def ensure(
+        cls, folder: Path, federation: str, write: Callable[[Path, bytes], None] = write_private
+    ) -> "SigningKey":
         """Open the key in a folder; create it if missing."""
         if not (folder / _FILE).exists():
-            _write(folder / _FILE, made := Signer.new())
+            private_directory(folder)
+            write(folder / _FILE, _encoded(made := Signer.new()))
             log.info("created a signing key: %s", fingerprint(made.public))
-        return cls(folder, federation)
+        return cls(folder, federation, write)
 
     @property
     def signer(self) -> Signer:
@@ -72,7 +85,7 @@ class SigningKey:
     def rotate(self) -> Signer:
         """Replace this key by a new one, which it endorses."""
         new = self.signer.successor()
-        _write(self._path, new)
+        self._write(self._path, _encoded(new))
         return new
 
     def _stat(self) -> tuple[int, int, int]:
@@ -105,11 +118,10 @@ class SigningKey:
 _WORD = ("by", "key", "signature")
 
 
-def _write(path: Path, signer: Signer) -> None:
-    private_directory(path.parent)
+def _encoded(signer: Signer) -> bytes:
     held = {
         "public": signer.public.hex(),
         "private": signer.private.hex(),
         "chain": [{name: getattr(word, name).hex() for name in _WORD} for word in signer.chain],
     }
-    write_private(path, json.dumps(held, indent=1).encode())
+    return json.dumps(held, indent=1).encode()

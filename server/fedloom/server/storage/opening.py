@@ -22,21 +22,16 @@ from fedloom.server.threads import Thread
 MODELS, SPOOL = "models", "spool"
 
 
-def open_storage(state_dir: Path, config: ServerConfig) -> StorageContext:
-    """Open the storage of a state directory.
+def open_storage(state_dir: Path, config: ServerConfig, ledger: Ledger) -> StorageContext:
+    """Open the storage of a state directory, whose ledger is open.
 
     Raises:
-        UnavailableError: the database or the object store does not do what it must.
+        UnavailableError: the object store does not do what it must.
         UsageError: the ledger's models are not where `store` says.
     """
-    ledger = Ledger.in_directory(state_dir, config.database)
-    try:
-        if config.store:
-            return _with_objects(state_dir, StoreUrl.parse(config.store), ledger)
-        check_unclaimed(ledger)
-    except BaseException:
-        ledger.close()
-        raise
+    if config.store:
+        return _with_objects(state_dir, StoreUrl.parse(config.store), ledger)
+    check_unclaimed(ledger)
     models, spool = ModelStore(state_dir / MODELS), Spool(state_dir / SPOOL)
     return StorageContext(ledger=ledger, models=models, spool=spool)
 

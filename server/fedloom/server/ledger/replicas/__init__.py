@@ -1,0 +1,1 @@
+"""What several servers of one ledger share: who drives, and their keys."""

@@ -1,0 +1,194 @@
+"""Two servers of one ledger and one object store: one drives, the other takes over.
+
+PostgreSQL, the store, both servers and the devices are processes. haproxy is what devices reach.
+"""
+
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from fedloom.protocol.errors import UnavailableError
+from fedloom.protocol.tensors.container import write_file
+from fedloom.server.ledger.audit_trail import audit
+from fedloom.server.ledger.tables import updates
+from support.contexts import rows_of
+from support.object_store import CREDENTIALS, S3Server
+from support.patience import PATIENCE_S
+from support.postgresql import PostgreSQL
+from support.replicas import Pair
+from support.site_servers import RUN_SEED, Cluster, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+DEVICES = ["ward.one", "ward.two", "ward.three", "ward.four", "ward.five"]
+
+
+def spec(**changes):
+    goal = changes.pop("goal", len(DEVICES))
+    return {
+        "name": "pair",
+        "rounds": 4,
+        "seed": RUN_SEED,
+        "strategy": {"name": "fedadam"},
+        "cohort": {"goal": goal, "quorum": goal, "deadline_s": 300.0},
+        "train": {"epochs": 1, "batch_size": 8, "learning_rate": 0.1},
+        **changes,
+    }
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch):
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    server = S3Server(tmp_path_factory.mktemp("s3") / "log")
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def database():
+    server = PostgreSQL()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def paired(tmp_path, database, s3):
+    """Makes a pair with connected devices."""
+    made, cluster = [], Cluster(tmp_path)
+
+    def make(kill=""):
+        pair = Pair(tmp_path, database.create(tmp_path.name), s3.url(tmp_path.name), kill)
+        made.append(pair)
+        driver = pair.driver
+        cluster.run_devices(driver, cluster.enrol(driver, DEVICES))
+        wait_until(lambda: driver.online() == len(DEVICES), "devices attend")
+        return pair
+
+    yield make
+    cluster.close()
+    for pair in made:
+        pair.close()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    rng, path = np.random.default_rng(3), tmp_path_factory.mktemp("model") / "model.safetensors"
+    arrays = {"w": rng.normal(0, 1, (50_000,)), "b": rng.normal(0, 1, (3, 5))}
+    write_file(path, {name: array.astype(np.float32) for name, array in arrays.items()})
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(model, tmp_path_factory):
+    """Digest of the last model of a server alone."""
+    cluster = Cluster(tmp_path_factory.mktemp("alone"))
+    try:
+        server = cluster.server("alone").start()
+        cluster.start_devices(server, DEVICES)
+        return server.ended(server.submit(spec(), model)).model
+    finally:
+        cluster.close()
+
+
+def rows(replica, table):
+    return replica.ledger(lambda ledger: rows_of(ledger, table.select()))
+
+
+def actions(replica):
+    return [row["action"] for row in rows(replica, audit)]
+
+
+def refusal(replica):
+    """What a command at a replica is answered."""
+    with pytest.raises(UnavailableError) as raised:
+        replica.online()
+    return str(raised.value)
+
+
+def check_all_counted(replica, run):
+    """Each round is committed once and counts every device."""
+    listed = replica.rounds(run)
+    assert [each.state for each in listed] == ["committed"] * len(listed)
+    accepted = {(row["round"], row["client"]) for row in rows(replica, updates)}
+    assert accepted == {(each.number, name) for each in listed for name in DEVICES}
+
+
+@pytest.mark.parametrize(
+    "place", ["upload.synced:3", "accept.after:7", "commit.model:2", "commit.ledger:2"]
+)
+def test_a_killed_driver_is_replaced(paired, alone, model, place):
+    """By the other server, at once and with its keys: same bits, each update counted once."""
+    pair = paired(place)
+    run = pair.first.submit(spec(), model)
+    pair.first.wait_for_kill()
+    died = time.monotonic()
+    assert pair.driver is pair.second
+    taken_s = time.monotonic() - died
+    assert pair.second.ended(run).model == alone
+    check_all_counted(pair.second, run)
+    assert actions(pair.second).count("driver.begin") == 2
+    print(f"{place}: drives after {taken_s:.1f} s")
+
+
+def test_a_driver_that_stood_still_commits_nothing_more(paired, alone, model):
+    """Another server drives meanwhile. When it continues, it notices and ends."""
+    pair = paired()
+    first, second = pair.first, pair.second
+    run = first.submit(spec(), model)
+    wait_until(lambda: len(first.rounds(run)) >= 2, "a second round")
+    first.kill(signal.SIGSTOP)
+    assert wait_until(lambda: second.drives, "the second drives")
+    assert second.ended(run).model == alone
+    check_all_counted(second, run)
+    before = second.rounds(run), rows(second, updates)
+    assert first.continued() == UnavailableError.exit_code
+    assert (second.rounds(run), rows(second, updates)) == before
+    begun = [name for name in actions(second) if name.startswith("driver.")]
+    assert begun == ["driver.begin", "driver.begin", "driver.end"]
+
+
+def test_a_stopped_driver_is_replaced_at_once(paired, alone, model):
+    """It releases the lease, and is on standby when it is started again."""
+    pair = paired()
+    run = pair.first.submit(spec(), model)
+    wait_until(lambda: len(pair.first.rounds(run)) >= 2, "a second round")
+    pair.first.stop()
+    assert pair.driver is pair.second
+    pair.first.launch("")
+    wait_until(lambda: "drives. Run the command there" in refusal(pair.first), "on standby")
+    pair.second.stop()
+    assert pair.driver is pair.first
+    assert pair.first.ended(run).model == alone
+    check_all_counted(pair.first, run)
+
+
+def test_the_database_restarts(paired, database, alone, model):
+    """Twice, once as a crash: nothing acknowledged is lost, and no run is paused."""
+    pair = paired()
+    run = pair.first.submit(spec(), model)
+    for number, how in ((2, signal.SIGINT), (3, signal.SIGQUIT)):
+        wait_until(lambda number=number: len(pair.driver.rounds(run)) >= number, "a later round")
+        database.stop(how)
+        time.sleep(1.0)
+        database.start()
+    assert pair.driver.ended(run).model == alone
+    check_all_counted(pair.driver, run)
+
+
+def test_a_replica_without_the_master_key_does_not_start(paired):
+    """At its start, not when it is its turn."""
+    pair = paired()
+    wait_until(lambda: "on standby" in pair.second.log(), "the second waits")
+    pair.second.stop()
+    assert pair.second.process.returncode == 0
+    (pair.second.state / "master.key").unlink()
+    pair.second.launch("")
+    assert pair.second.process.wait(PATIENCE_S) == 2
+    assert "copy it from another replica" in pair.second.log()
