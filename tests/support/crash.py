@@ -40,7 +40,6 @@ from fedloom.server.ledger import Ledger
 from fedloom.server.pki.authority import Authority
 from fedloom.server.planning import limits
 from fedloom.server.planning.spec import parse
-from fedloom.server.storage.opening import open_storage
 from fedloom.strategies import DELTA, Full, Partial, privacy, reduced, weight_units
 from fedloom.strategies.exact.partial import SCALAR, TensorSpec
 from fedloom.strategies.privacy.release import WITHIN
@@ -50,6 +49,7 @@ from fedloom.strategies.staleness import discounted
 sys.path.insert(0, str(Path(__file__).parent))
 from crash_client import local_step
 from ports import steady_port
+from storage import storage_of
 
 SERVER_PLACES = {
     # place: most crossings to wait for before dying there
@@ -357,7 +357,7 @@ class CrashTest:
 
     def submit(self):
         """Write the run into the ledger before the server starts; the server begins it."""
-        storage = open_storage(self.state, self.config)
+        storage = storage_of(self.state, self.config)
         models = storage.models
         write_file(self.directory / "initial.safetensors", self.initial)
         digest = models.add(self.directory / "initial.safetensors")
@@ -462,7 +462,7 @@ class CrashTest:
         self.report.acknowledged = len(acknowledged)
         self.report.lost = sorted(acknowledged - held)
         self.server.end()
-        storage = open_storage(self.state, self.config)
+        storage = storage_of(self.state, self.config)
         got = storage.models.params(model)
         storage.close()
         if self.buffered:

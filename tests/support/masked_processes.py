@@ -20,10 +20,10 @@ from fedloom.server import config
 from fedloom.server.ledger import Ledger
 from fedloom.server.pki.authority import Authority
 from fedloom.server.planning.spec import parse
-from fedloom.server.storage.opening import open_storage
 from support.federation import CHANNEL_OPTIONS, Identity
 from support.patience import PATIENCE_S
 from support.ports import steady_port
+from support.storage import storage_of
 
 RUN = "killed-1"
 _SERVE = (
@@ -61,7 +61,7 @@ class KilledServer:
 
     def submit(self, params, **settings):
         """Write a run into the ledger before the server starts, which begins it."""
-        storage = open_storage(self.directory, self.settings)
+        storage = storage_of(self.directory, self.settings)
         models, ledger = storage.models, storage.ledger
         write_file(self.directory / "initial.safetensors", params)
         digest = models.add(self.directory / "initial.safetensors")

@@ -8,7 +8,9 @@ that the device SITE/NAME would get.
 
 import asyncio
 import logging
+import os
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,9 @@ from crash_client import local_step
 from fedloom.client import Agent, Client
 from fedloom.client.config import load
 from fedloom.protocol.task_description import task_seed
+
+STUCK = "FEDLOOM_TEST_STUCK"
+"""Number of the round in which all devices train for an hour; in the environment."""
 
 
 class SeededDevice(Client):
@@ -37,6 +42,8 @@ class SeededDevice(Client):
         return seed
 
     def train(self, params, task):
+        if str(task.round) == os.environ.get(STUCK):
+            time.sleep(3600.0)
         seed = self.seed(task)
         return local_step(params, seed), 1 + seed % 1000, {"loss": (seed % 997) / 7}
 

@@ -172,12 +172,14 @@ class Cluster:
         """The settings of new devices."""
         return [str(server.enrol(name)) for name in names]
 
-    def run_devices(self, server, configs, site="-"):
-        """Start devices in one process."""
+    def run_devices(self, server, configs, site="-", stuck=0):
+        """Start devices in one process, which train for an hour in one round; the process."""
         script = str(Path(__file__).with_name("site_devices.py"))
         command = [sys.executable, script, str(RUN_SEED), site, *configs]
         with (self.directory / f"devices-of-{server.name}.log").open("w") as log:
-            self.devices.append(subprocess.Popen(command, stdout=log, stderr=log))
+            variables = {**os.environ, "FEDLOOM_TEST_STUCK": str(stuck)}
+            self.devices.append(subprocess.Popen(command, stdout=log, stderr=log, env=variables))
+        return self.devices[-1]
 
     def close(self):
         for process in self.devices:

@@ -5,7 +5,7 @@ the allocator, and must be the first to import grpc.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -261,6 +261,44 @@ def rotate_signing_key(directory: Path) -> None:
             f"The signing key is now\n  {fingerprint(new.public)}\nIt replaces\n"
             f"  {fingerprint(before)}\n"
             "which signed it: clients accept it with their next offer."
+        ),
+    )
+
+
+@server.command()
+@state_option
+@click.option("--database", metavar="URL", help="The database to move to; empty: SQLite.")
+@click.option("--store", metavar="URL", help="The object store to move to; empty: files.")
+@json_option
+def move(directory: Path, database: str | None, store: str | None) -> None:
+    """Move a stopped server's ledger and models to another database or store.
+
+    All rows and models are copied and compared; then server.toml names the new place. Until then,
+    the server is as before, and an interrupted move is repeated by the same command. What was
+    copied stays where it was, as a backup. No round may be open: pause the runs and wait for their
+    rounds, then stop the server.
+
+    \b
+    Examples:
+      fedloom server move --database postgresql+psycopg://fedloom@db/fedloom --store s3://models/a
+      fedloom server move --database "" --store ""
+    """
+    from fedloom.server import config as configuration  # noqa: PLC0415 - the module says why
+    from fedloom.server.moving import move as move_all  # noqa: PLC0415
+
+    now = configuration.load(directory)
+    moved = move_all(
+        directory,
+        now.database if database is None else database,
+        now.store if store is None else store,
+        lambda step: click.echo(step, err=True),
+    )
+    emit(
+        asdict(moved),
+        lambda: click.echo(
+            f"Moved {moved.models} models ({moved.size_bytes} bytes) and "
+            f"{sum(count for count, _ in moved.tables.values())} rows, and compared them. "
+            f"{directory / configuration.FILE} has the new settings: `fedloom server run`."
         ),
     )
 

@@ -3,9 +3,12 @@
 They hold no secrets: keys are in `pki/`, with mode 0600.
 """
 
-from collections.abc import Iterable
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from fedloom.protocol import settings
@@ -14,7 +17,7 @@ from fedloom.protocol.settings import setting, toml
 from fedloom.protocol.tracing import Tracing
 from fedloom.protocol.transport import chunk_size
 from fedloom.protocol.transport.methods import CHUNK_BYTES
-from fedloom.protocol.trust.private_files import private_opener
+from fedloom.protocol.trust.private_files import private_opener, write_private
 from fedloom.server.client_failures import ClientRules
 from fedloom.server.oidc_config import OidcConfig
 from fedloom.server.store_url import StoreUrl
@@ -218,8 +221,7 @@ def load(state_dir: Path) -> ServerConfig:
     document = toml.read_optional(path, "settings")
     if document is None:
         raise UsageError(f"There is no {FILE} in {state_dir}: run `fedloom server init` first.")
-    with settings.within(path):
-        return settings.build(ServerConfig, settings.from_table(ServerConfig, document))
+    return _parsed(path, document)
 
 
 def write(state_dir: Path, config: ServerConfig) -> None:
@@ -233,3 +235,34 @@ def write(state_dir: Path, config: ServerConfig) -> None:
     text = settings.template(ServerConfig, head, given, without=_OPTIONAL)
     with open(state_dir / FILE, "w", encoding="utf-8", opener=private_opener) as file:
         file.write(text)
+
+
+def rewrite(state_dir: Path, config: ServerConfig, names: Collection[str]) -> None:
+    """Change some settings outside of tables in `server.toml`, and nothing else, atomically.
+
+    Args:
+        state_dir: of the server.
+        config: the settings afterwards; they differ from the file's in `names` alone.
+        names: of settings whose values are texts.
+    """
+    path = state_dir / FILE
+    text = path.read_text("utf-8")
+    head = re.split(r"(?m)^[ \t]*\[", text, maxsplit=1)[0]
+    changed = head
+    for name in names:
+        line = f"{name} = {json.dumps(getattr(config, name))}"
+        at = re.search(rf"(?m)^[ \t]*(# )?{name}[ \t]*=.*$", changed)
+        start, stop = at.span() if at else (0, 0)
+        changed = changed[:start] + line + ("" if at else "\n") + changed[stop:]
+    changed += text[len(head) :]
+    if _parsed(path, toml.parse(changed, "settings")) != config:
+        raise UsageError(
+            f"Expected settings outside of tables in {path}, one in each line, got others: set "
+            f"{', '.join(names)} there by hand."
+        )
+    write_private(path, changed.encode())
+
+
+def _parsed(path: Path, document: Mapping[str, Any]) -> ServerConfig:
+    with settings.within(path):
+        return settings.build(ServerConfig, settings.from_table(ServerConfig, document))

@@ -9,7 +9,9 @@ import sqlalchemy as sa
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger import Ledger
 from fedloom.server.ledger.access.accounts import Scope
-from fedloom.server.ledger.replicas.lease_rows import LEASE_S, Lease, LeaseLostError
+from fedloom.server.ledger.audit_trail import Filter
+from fedloom.server.ledger.lists.order import Cut
+from fedloom.server.ledger.replicas.lease_rows import LEASE_S, WAIT_MS, Lease, LeaseLostError
 from support.patience import PATIENCE_S
 from support.postgresql import PostgreSQL
 
@@ -37,7 +39,7 @@ def opened(database):
     yield open_ledger
     for each in found:
         each.close()
-    for table in ("drivers", "wrapped_keys"):
+    for table in ("drivers", "wrapped_keys", "audit"):
         database.execute(f"DELETE FROM {table}")
 
 
@@ -193,6 +195,19 @@ def test_a_server_that_stands_still_in_a_transaction_holds_nobody_up(opened, dat
 
 def other_keys(database):
     return {name for (name,) in database.execute("SELECT name FROM wrapped_keys")}
+
+
+def test_a_slow_reader_of_a_list_is_not_ended(opened):
+    """It is within a transaction, but holds no locks."""
+    ledger, rows = opened()
+    lease, _ = rows.take("one", "a")
+    ledger.fence(lease.check)
+    for number in range(3):
+        ledger.trail.append("ann", "server", "thing.verb", str(number), {})
+    found = ledger.trail.listed(Filter(), Cut(limit=10))
+    first = next(found)
+    time.sleep(WAIT_MS / 1000 + 0.5)
+    assert [row["subject"] for row in (first, *found)] == ["2", "1", "0"]
 
 
 def test_a_database_that_may_forget_is_refused(opened, database):

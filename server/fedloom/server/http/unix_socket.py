@@ -163,7 +163,7 @@ async def _accepting(
 
 @contextmanager
 def _held(path: Path) -> Iterator[socket.socket]:
-    with _locked(path.with_suffix(".lock")):
+    with locked(path):
         path.unlink(missing_ok=True)
         with _bound(path) as listener:
             try:
@@ -173,7 +173,13 @@ def _held(path: Path) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock beside a socket, so that no server starts.
+
+    Raises:
+        UnavailableError: a server is running on this state directory.
+    """
+    path = path.with_suffix(".lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

@@ -18,6 +18,7 @@ from fedloom.server.ledger.lists.lists import Lists
 from fedloom.server.ledger.masking.blames import MaskingBlames
 from fedloom.server.ledger.members import Members
 from fedloom.server.ledger.messages import Messages
+from fedloom.server.ledger.moving.copies import Copies
 from fedloom.server.ledger.objects.stored_bodies import StoredBodies
 from fedloom.server.ledger.objects.stored_models import StoredModels
 from fedloom.server.ledger.privacy.budgets import PrivacyBudgets
@@ -63,5 +64,6 @@ class Ledger(
     StoredModels,
     StoredBodies,
     WrappedKeys,
+    Copies,
 ):
     """All tables behind methods that are one transaction each; see `Store` for its argument."""

@@ -6,7 +6,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,19 @@ class ModelStore:
             except FileNotFoundError:
                 pass
             return True
+
+    def put(self, digest: str) -> None:
+        """Store a model whose file is in the folder: it is stored."""
+
+    def stored(self, digest: str) -> Iterator[bytes]:
+        """Yield the bytes of a stored model.
+
+        Raises:
+            IntegrityError: the file is missing.
+        """
+        with self.local(digest).open("rb") as file:
+            while block := file.read(_READ_BYTES):
+                yield block
 
     def trim(self, limit_bytes: int) -> None:
         """Remove what another store has, beyond a limit: nothing."""

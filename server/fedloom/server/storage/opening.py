@@ -22,25 +22,36 @@ from fedloom.server.threads import Thread
 MODELS, SPOOL = "models", "spool"
 
 
-def open_storage(state_dir: Path, config: ServerConfig, ledger: Ledger) -> StorageContext:
+def open_storage(
+    state_dir: Path, config: ServerConfig, ledger: Ledger, *, moving: bool = False
+) -> StorageContext:
     """Open the storage of a state directory, whose ledger is open.
+
+    Args:
+        state_dir: of the server.
+        config: its settings.
+        ledger: of its models.
+        moving: whether the ledger's models are being moved there.
 
     Raises:
         UnavailableError: the object store does not do what it must.
         UsageError: the ledger's models are not where `store` says.
     """
     if config.store:
-        return _with_objects(state_dir, StoreUrl.parse(config.store), ledger)
-    check_unclaimed(ledger)
+        return _with_objects(state_dir, StoreUrl.parse(config.store), ledger, moving=moving)
+    if not moving:
+        check_unclaimed(ledger)
     models, spool = ModelStore(state_dir / MODELS), Spool(state_dir / SPOOL)
     return StorageContext(ledger=ledger, models=models, spool=spool)
 
 
-def _with_objects(state_dir: Path, url: StoreUrl, ledger: Ledger) -> StorageContext:
+def _with_objects(
+    state_dir: Path, url: StoreUrl, ledger: Ledger, *, moving: bool
+) -> StorageContext:
     try:
         objects = RetriedObjects(open_objects(url))
         check_works(objects, url)
-        claim_store(ledger, objects, url)
+        claim_store(ledger, objects, url, moving=moving)
     except StoreFaultError as error:
         raise UnavailableError(f"Expected an answer of the object store, got: {error}") from error
     in_ledger = Thread("ledger")

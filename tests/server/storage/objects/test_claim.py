@@ -1,5 +1,7 @@
 """A store belongs to one ledger: no other one sweeps it, and none starts over a wrong one."""
 
+from contextlib import closing
+
 import pytest
 
 from fedloom.protocol.errors import UnavailableError, UsageError
@@ -21,7 +23,8 @@ def start(tmp_path):
     def start(state="state", store="store"):
         url = (tmp_path / store).as_uri() if store else ""
         (tmp_path / state).mkdir(exist_ok=True)
-        open_storage(tmp_path / state, ServerConfig(store=url)).close()
+        with closing(Ledger.in_directory(tmp_path / state)) as ledger:
+            open_storage(tmp_path / state, ServerConfig(store=url), ledger).close()
         return FolderObjects(tmp_path / store)
 
     return start
@@ -80,5 +83,8 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.delitem(sys.modules, "fedloom.server.storage.objects.s3", raising=False)
-    with pytest.raises(UsageError, match=r"pip install 'fedloom\[s3\]'"):
-        open_storage(tmp_path, ServerConfig(store="s3://bucket/prefix"))
+    with (
+        pytest.raises(UsageError, match=r"pip install 'fedloom\[s3\]'"),
+        closing(Ledger.in_directory(tmp_path)) as ledger,
+    ):
+        open_storage(tmp_path, ServerConfig(store="s3://bucket/prefix"), ledger)

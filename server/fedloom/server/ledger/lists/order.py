@@ -87,10 +87,11 @@ def cut(
 
 def each(engine: sa.Engine, query: sa.Select[Any]) -> Iterator[sa.RowMapping]:
     """The rows of a query one after another, few of them in memory at a time."""
-    with engine.connect().execution_options(yield_per=_AT_ONCE) as connection:
+    with engine.connect() as connection:
         if connection.dialect.name == "postgresql":  # the reader may be slow, and holds no locks
             connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
-        yield from connection.execute(query).mappings()
+        found = connection.execute(query, execution_options={"yield_per": _AT_ONCE})
+        yield from found.mappings()
 
 
 def metric(name: str, found: Any) -> sa.ColumnElement[Any]:

@@ -12,8 +12,14 @@ from fedloom.server.store_url import StoreUrl
 FOLDER = "owner"
 
 
-def claim_store(ledger: Ledger, objects: Objects, url: StoreUrl) -> None:
+def claim_store(ledger: Ledger, objects: Objects, url: StoreUrl, *, moving: bool = False) -> None:
     """Claim an object store for a new ledger, or check that it is that of the ledger.
+
+    Args:
+        ledger: that claims it.
+        objects: the store.
+        url: its setting.
+        moving: whether the ledger may have runs, whose models are being moved there.
 
     Raises:
         UsageError: it is another ledger's, or the ledger's models lie elsewhere.
@@ -21,7 +27,7 @@ def claim_store(ledger: Ledger, objects: Objects, url: StoreUrl) -> None:
     """
     claimed, owners = ledger.store_claim(), {each.name for each in objects.list(FOLDER)}
     if claimed is None:
-        _check_new(ledger, owners, url)
+        _check_new(ledger, owners, url, moving=moving)
         claimed = unique(f"{FOLDER}/ledger")
         objects.put(claimed, b"This store belongs to the ledger that has this name.\n")
         owners = {each.name for each in objects.list(FOLDER)}
@@ -43,16 +49,16 @@ def claim_store(ledger: Ledger, objects: Objects, url: StoreUrl) -> None:
         ) from None
 
 
-def _check_new(ledger: Ledger, owners: set[str], url: StoreUrl) -> None:
+def _check_new(ledger: Ledger, owners: set[str], url: StoreUrl, *, moving: bool) -> None:
     if owners:
         raise UsageError(
             f"Expected a store that no ledger uses, got {url}: choose another bucket or prefix, or "
             "set `database` to the ledger that it belongs to."
         )
-    if ledger.has_runs():
+    if ledger.has_runs() and not moving:
         raise UsageError(
             "Expected a new ledger for an object store, got one whose models are in files: empty "
-            "`store` in server.toml, or begin with a new state directory."
+            "`store` in server.toml, and move them with `fedloom server move`."
         )
 
 
@@ -65,5 +71,6 @@ def check_unclaimed(ledger: Ledger) -> None:
     if ledger.store_claim() is not None:
         raise UsageError(
             "Expected the object store of this ledger, got an empty `store` in server.toml: set it "
-            "to the bucket and prefix that the ledger began with."
+            "to the bucket and prefix that the ledger began with. If a `fedloom server move` was "
+            "interrupted, run it again."
         )

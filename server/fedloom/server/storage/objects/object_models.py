@@ -9,7 +9,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -45,16 +45,31 @@ class ObjectModels(ModelStore):
     def adopt(self, temporary: Path, digest: str) -> str:
         """Store a complete file of the cache's folder under its digest, durably."""
         super().adopt(temporary, digest)
+        self.put(digest)
+        return digest
+
+    def put(self, digest: str) -> None:
+        """Store a model that the cache has, unless it is stored."""
         remote = self._remote
         if remote.ask(remote.ledger.hold_model_object, digest):
-            return digest
+            return
         name = unique(f"{FOLDER}/{digest}")
         remote.storing.add(name)
         try:
             self._store(digest, name)
         finally:
             remote.storing.discard(name)
-        return digest
+
+    def stored(self, digest: str) -> Iterator[bytes]:
+        """Yield the parts of a model as the object store returns them.
+
+        Raises:
+            IntegrityError: the model is not stored, or a part has another length.
+        """
+        found = self._remote.ask(self._remote.ledger.model_object, digest)
+        if found is None:
+            raise self._missing(digest)
+        return get_file(self._remote.objects, found.object, found.size_bytes)
 
     def _store(self, digest: str, name: str) -> None:
         remote = self._remote

@@ -1,0 +1,1 @@
+"""A ledger as a whole: its copy in another database."""

@@ -1,0 +1,211 @@
+"""Moves a stopped server's ledger and models to another database and another store.
+
+The steps, each of which can be repeated after a crash:
+
+1. Models are stored in the target, each under its digest, and read back.
+2. All rows are copied, in one transaction of the target.
+3. The rows of both databases are compared by digest.
+4. `server.toml` names the target.
+
+Until the last step, the source is the server's. It is not changed, but for an entry in its audit
+trail, and stays as a backup: SQLite's file gets another name, so that nobody starts it by mistake.
+
+Invariant: a server never starts from a target that lacks anything of its source.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedloom.protocol.crash_points import crossing
+from fedloom.protocol.errors import IntegrityError, UsageError
+from fedloom.server import config as configuration
+from fedloom.server.config import ServerConfig
+from fedloom.server.http.unix_socket import locked
+from fedloom.server.ledger import Ledger
+from fedloom.server.ledger.moving.copies import Digests, tables_of
+from fedloom.server.storage.context import StorageContext
+from fedloom.server.storage.opening import open_storage
+
+log = logging.getLogger(__name__)
+
+MOVED = ".moved"
+"""Suffix of SQLite's files after a move."""
+
+_SQLITE = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What was moved.
+
+    Attributes:
+        models: number of models.
+        size_bytes: of all models.
+        tables: rows and digest of each table.
+    """
+
+    models: int
+    size_bytes: int
+    tables: Digests
+
+
+def move(
+    state_dir: Path, database: str, store: str, tell: Callable[[str], None] = log.info
+) -> Moved:
+    """Move a stopped server's ledger and models.
+
+    Args:
+        state_dir: of the server.
+        database: SQLAlchemy URL; empty for SQLite in the state directory.
+        store: URL of an object store; empty for files in the state directory.
+        tell: called with each step.
+
+    Raises:
+        UsageError: the server is not at rest, or the target is not empty.
+        UnavailableError: the server runs, or the target does not answer.
+        IntegrityError: the copy differs from the source.
+    """
+    before = configuration.load(state_dir)
+    after = replace(before, database=database, store=store)
+    _check_change(before, after)
+    with ExitStack() as stack:
+        stack.enter_context(locked(state_dir / "control.sock"))
+        source = stack.enter_context(_ledger(state_dir, before))
+        _check_at_rest(source, replicated=before.replicated)
+        same = before.database == after.database
+        target = source if same else stack.enter_context(_ledger(state_dir, after))
+        if not same:
+            _check_target(source, target)
+        models, size_bytes = 0, 0
+        if before.store != after.store:
+            old = stack.enter_context(_storage(state_dir, before, source))
+            new = stack.enter_context(_storage(state_dir, after, target))
+            for size in _move_models(old, new, tell):
+                models, size_bytes = models + 1, size_bytes + size
+        if same:
+            found: Digests = {}
+            if not after.store:
+                target.delete_store_rows()
+        else:
+            found = _move_rows(source, target, with_store=before.store == after.store, tell=tell)
+    crossing("move.settings")
+    configuration.rewrite(state_dir, after, ("database", "store"))
+    if not same and not before.database:
+        for path in (state_dir / name for name in _SQLITE):
+            if path.exists():
+                path.rename(path.with_name(path.name + MOVED))
+    return Moved(models=models, size_bytes=size_bytes, tables=found)
+
+
+def _check_change(before: ServerConfig, after: ServerConfig) -> None:
+    if (before.database, before.store) == (after.database, after.store):
+        raise UsageError(
+            "Expected another database or another store than server.toml has, got the same: "
+            "nothing is to be moved."
+        )
+    if before.store and after.store and before.store != after.store:
+        raise UsageError(
+            "Expected a move between files and an object store, got two object stores: move to "
+            'files first (--store ""), then to the other store.'
+        )
+
+
+def _check_at_rest(ledger: Ledger, *, replicated: bool) -> None:
+    if replicated:
+        rows = ledger.lease_rows()
+        driver = rows.driver()
+        rows.close()
+        if driver is not None and not driver.is_gone:
+            raise UsageError(f"Expected that no server drives, got {driver.name}: stop it first.")
+    if open_rounds := ledger.open_rounds():
+        names = ", ".join(f"round {each.number} of {each.run}" for each in open_rounds[:5])
+        raise UsageError(
+            f"Expected no open round, got {names}: start the server, pause its runs "
+            "(`fedloom run pause RUN`), wait until their rounds end, and stop the server."
+        )
+    if sites := ledger.rounds_with_bodies():
+        raise UsageError(
+            f"Expected no update in the object store, got those of {len(sites)} rounds: start the "
+            "server once, which deletes them, and stop it."
+        )
+
+
+def _check_target(source: Ledger, target: Ledger) -> None:
+    """A target is empty, or has what an earlier attempt copied."""
+    if target.has_runs() or target.trail.head().id:
+        tables = tables_of(with_store=False)
+        last = min(source.trail.head().id, target.trail.head().id)
+        if source.digests(tables, last) != target.digests(tables, last):
+            raise UsageError(
+                "Expected an empty database to move to, got one with other rows: choose another "
+                "one, or move its file away."
+            )
+
+
+def _move_models(
+    old: StorageContext, new: StorageContext, tell: Callable[[str], None]
+) -> Iterator[int]:
+    """Store every model in the target; yields their sizes in bytes."""
+    digests = old.models.find("")
+    for number, digest in enumerate(digests, start=1):
+        path = old.models.local(digest)  # in the folder that both use
+        new.models.put(digest)
+        crossing("move.model")
+        _check_model(new, digest)
+        tell(f"model {number} of {len(digests)}: {digest[:12]}")
+        yield path.stat().st_size
+
+
+def _check_model(storage: StorageContext, digest: str) -> None:
+    """Read a model from where it is now."""
+    found = hashlib.sha256()
+    for block in storage.models.stored(digest):
+        found.update(block)
+    if found.hexdigest() != digest:
+        raise IntegrityError(
+            f"Expected the bytes of the model {digest[:12]}, got those of "
+            f"{found.hexdigest()[:12]}: run `fedloom verify` and restore it from a backup."
+        )
+
+
+def _move_rows(
+    source: Ledger, target: Ledger, *, with_store: bool, tell: Callable[[str], None]
+) -> Digests:
+    tables = tables_of(with_store=with_store)
+    if not target.trail.head().id:
+        tell("copying the ledger")
+        source.trail.append("fedloom", "local", "server.move", "", {})
+        target.copy_from(source, tables)
+        crossing("move.rows")
+    tell("comparing both ledgers")
+    last = source.trail.head().id
+    expected, found = source.digests(tables, last), target.digests(tables, last)
+    if expected != found:
+        names = ", ".join(name for name in expected if expected[name] != found[name])
+        raise IntegrityError(
+            f"Expected the same rows in both databases, got others in {names}: the server still "
+            "uses the first. Empty the second, and move again."
+        )
+    return found
+
+
+@contextmanager
+def _ledger(state_dir: Path, config: ServerConfig) -> Iterator[Ledger]:
+    ledger = Ledger.in_directory(state_dir, config.database)
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+@contextmanager
+def _storage(state_dir: Path, config: ServerConfig, ledger: Ledger) -> Iterator[StorageContext]:
+    storage = open_storage(state_dir, config, ledger, moving=True)
+    try:
+        yield storage
+    finally:
+        storage.close()
