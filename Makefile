@@ -132,8 +132,8 @@ upgrade: $(VENV)/.dev ## finish what the commit OLD began by this one, and compa
 same: $(VENV)/.dev ## compare the models of the commit OLD with this one's, case by case: 15 minutes
 	scripts/compare_commits.py $(OLD)
 
-crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare the bits; MASKED=1: in masked rounds
-	python tests/support/$(if $(MASKED),masked_)crash.py --kills $(KILLS) --seed $(SEED)
+crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare the bits; MASKED=1: in masked rounds; PAIR=1: two replicas
+	python tests/support/$(if $(PAIR),pair_)$(if $(MASKED),masked_)crash.py --kills $(KILLS) --seed $(SEED)
 
 cost: $(VENV)/.dev ## instructions of kernels and of a round against benchmarks/cost.json: two minutes, valgrind
 	python benchmarks/cost.py $(if $(CASES),--cases $(CASES))
