@@ -5,6 +5,7 @@ PostgreSQL, the store, both servers and the devices are processes. haproxy is wh
 
 import signal
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -105,11 +106,15 @@ def actions(replica):
     return [row["action"] for row in rows(replica, audit)]
 
 
-def refusal(replica):
-    """What a command at a replica is answered."""
+def has_rounds(replica, run, count):
+    return len(replica.rounds(run)) >= count
+
+
+def is_on_standby(replica):
+    """Whether a command at a replica is answered so."""
     with pytest.raises(UnavailableError) as raised:
         replica.online()
-    return str(raised.value)
+    return "drives. Run the command there" in str(raised.value)
 
 
 def check_all_counted(replica, run):
@@ -154,6 +159,24 @@ def test_a_driver_that_stood_still_commits_nothing_more(paired, alone, model):
     assert begun == ["driver.begin", "driver.begin", "driver.end"]
 
 
+def test_two_servers_that_drive_commit_each_round_once(paired, database, alone, model, tmp_path):
+    """The lease is taken from a server in the middle of its work, which notices by itself."""
+    pair = paired()
+    run = pair.first.submit(spec(), model)
+    for number in (2, 3):
+        wait_until(partial(has_rounds, pair.driver, run, number), "a later round")
+        deposed = pair.driver
+        while deposed.process.poll() is None:  # it may renew the lease before another looks
+            database.execute("UPDATE drivers SET renewed_at = 0", tmp_path.name)
+            time.sleep(0.05)
+        assert deposed.process.returncode == UnavailableError.exit_code
+        assert pair.driver is pair.other(deposed)
+        deposed.launch("")
+        wait_until(partial(is_on_standby, deposed), "on standby")
+    assert pair.driver.ended(run).model == alone
+    check_all_counted(pair.driver, run)
+
+
 def test_a_stopped_driver_is_replaced_at_once(paired, alone, model):
     """It releases the lease, and is on standby when it is started again."""
     pair = paired()
@@ -162,7 +185,7 @@ def test_a_stopped_driver_is_replaced_at_once(paired, alone, model):
     pair.first.stop()
     assert pair.driver is pair.second
     pair.first.launch("")
-    wait_until(lambda: "drives. Run the command there" in refusal(pair.first), "on standby")
+    wait_until(partial(is_on_standby, pair.first), "on standby")
     pair.second.stop()
     assert pair.driver is pair.first
     assert pair.first.ended(run).model == alone

@@ -76,9 +76,10 @@ class PostgreSQL:
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def execute(self, statement):
-        """Run a statement; its rows."""
-        with psycopg.connect(self.url().replace("+psycopg", ""), autocommit=True) as connection:
+    def execute(self, statement, name="postgres"):
+        """Run a statement in a database; its rows."""
+        url = self.url(name).replace("+psycopg", "")
+        with psycopg.connect(url, autocommit=True) as connection:
             done = connection.execute(statement)
             return done.fetchall() if done.description else []
 
