@@ -184,3 +184,38 @@ def test_a_database_with_other_rows_is_refused(cluster, database):
     assert done.returncode == 2
     assert "Expected an empty database" in done.stdout + done.stderr
     assert (server.state / "ledger.sqlite").exists()
+
+
+def test_the_store_alone_changes_and_then_the_database_alone(cluster, s3, database, model):
+    """One ledger for files and objects: killed at each step, to and fro; then its models stay."""
+    server, store = cluster.server("store").start(), s3.url("store")
+    digest = server.upload(model)
+    server.submit(SPEC, model)  # no device is there: no round opens
+    expected = server.model(digest)
+    server.stop()
+    for target, places in (
+        (store, ("move.model", "move.settings")),
+        ("", ("move.model", "move.settings", "move.forget")),
+    ):
+        for place in places:
+            assert move(server, "", target, place).returncode == -signal.SIGKILL
+        done = move(server, "", target)
+        assert done.returncode == 0, done.stdout
+        assert server.settings.store == target
+        assert (server.ledger(lambda ledger: ledger.store_claim()) is None) == (not target)
+        for path in (server.state / "models").iterdir() if target else ():
+            path.unlink()
+        server.start()
+        assert [each["state"] for each in server.control.get("runs")["runs"]] == ["running"]
+        server.stop()
+    assert server.model(digest) == expected
+    done = move(server, "", "")
+    assert done.returncode == 2
+    assert "nothing is to be moved" in done.stdout
+    before = content(server)
+    assert move(server, database.create("database"), "").returncode == 0
+    after = content(server)
+    assert {name for name in before if before[name] != after[name]} == {"audit"}
+    server.start()
+    server.stop()
+    assert server.model(digest) == expected

@@ -215,3 +215,8 @@ def test_a_replica_without_the_master_key_does_not_start(paired):
     pair.second.launch("")
     assert pair.second.process.wait(PATIENCE_S) == 2
     assert "copy it from another replica" in pair.second.log()
+    settings = pair.second.state / "server.toml"
+    settings.write_text(settings.read_text().replace("replicated = true", "replicated = false"))
+    pair.second.launch("")
+    assert pair.second.process.wait(PATIENCE_S) == 2, "it would drive beside the first"
+    assert "Expected replicated = true, as this ledger has the keys" in pair.second.log()

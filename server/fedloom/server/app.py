@@ -269,6 +269,12 @@ class Server:
             vault = KeyVault(state_dir, ledger)
             self.turn = await self._wait_for_turn(ledger, vault, listener)
             write = vault.write
+        elif ledger.wrapped_keys():
+            raise UsageError(
+                "Expected replicated = true, as this ledger has the keys of replicas, got false: "
+                "another server may drive, and these keys may be newer than the files. Set it, or "
+                "leave this database with `fedloom server move`."
+            )
         authority = None if self._plaintext else Authority.load(state_dir / "pki", write)
         storage = await asyncio.to_thread(open_storage, state_dir, config, ledger)
         server = assemble(
@@ -413,9 +419,11 @@ async def _end_with(turn: ReplicaTurn) -> None:
     """End this process at once when its turn is lost: nothing that it still holds counts."""
     reason = await turn.lost
     log.critical("this server ends: %s. Started again, it is on standby.", reason)
-    await asyncio.to_thread(turn.note_loss)
-    logging.shutdown()
-    os._exit(UnavailableError.exit_code)
+    try:
+        await asyncio.to_thread(turn.note_loss)
+    finally:
+        logging.shutdown()
+        os._exit(UnavailableError.exit_code)
 
 
 def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:

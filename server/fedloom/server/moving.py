@@ -5,7 +5,7 @@ The steps, each of which can be repeated after a crash:
 1. Models are stored in the target, each under its digest, and read back.
 2. All rows are copied, in one transaction of the target.
 3. The rows of both databases are compared by digest.
-4. `server.toml` names the target.
+4. `server.toml` names the target; models that are in files now are no longer noted as objects.
 
 Until the last step, the source is the server's. It is not changed, but for an entry in its audit
 trail, and stays as a backup: SQLite's file gets another name, so that nobody starts it by mistake.
@@ -27,6 +27,7 @@ from fedloom.server.config import ServerConfig
 from fedloom.server.http.unix_socket import locked
 from fedloom.server.ledger import Ledger
 from fedloom.server.ledger.moving.copies import Digests, tables_of
+from fedloom.server.replicas.key_vault import KeyVault
 from fedloom.server.storage.context import StorageContext
 from fedloom.server.storage.opening import open_storage
 
@@ -71,11 +72,13 @@ def move(
     """
     before = configuration.load(state_dir)
     after = replace(before, database=database, store=store)
-    _check_change(before, after)
     with ExitStack() as stack:
         stack.enter_context(locked(state_dir / "control.sock"))
         source = stack.enter_context(_ledger(state_dir, before))
-        _check_at_rest(source, replicated=before.replicated)
+        _check_change(before, after, source)
+        _check_at_rest(source)
+        if source.wrapped_keys():
+            KeyVault(state_dir, source).restore()
         same = before.database == after.database
         target = source if same else stack.enter_context(_ledger(state_dir, after))
         if not same:
@@ -86,14 +89,14 @@ def move(
             new = stack.enter_context(_storage(state_dir, after, target))
             for size in _move_models(old, new, tell):
                 models, size_bytes = models + 1, size_bytes + size
-        if same:
-            found: Digests = {}
-            if not after.store:
-                target.delete_store_rows()
-        else:
+        found: Digests = {}
+        if not same:
             found = _move_rows(source, target, with_store=before.store == after.store, tell=tell)
-    crossing("move.settings")
-    configuration.rewrite(state_dir, after, ("database", "store"))
+        crossing("move.settings")
+        configuration.rewrite(state_dir, after, ("database", "store"))
+        crossing("move.forget")
+        if same and not after.store:
+            source.delete_store_rows()
     if not same and not before.database:
         for path in (state_dir / name for name in _SQLITE):
             if path.exists():
@@ -101,8 +104,9 @@ def move(
     return Moved(models=models, size_bytes=size_bytes, tables=found)
 
 
-def _check_change(before: ServerConfig, after: ServerConfig) -> None:
-    if (before.database, before.store) == (after.database, after.store):
+def _check_change(before: ServerConfig, after: ServerConfig, ledger: Ledger) -> None:
+    unfinished = not after.store and ledger.store_claim() is not None  # killed at `move.forget`
+    if before == after and not unfinished:
         raise UsageError(
             "Expected another database or another store than server.toml has, got the same: "
             "nothing is to be moved."
@@ -114,8 +118,8 @@ def _check_change(before: ServerConfig, after: ServerConfig) -> None:
         )
 
 
-def _check_at_rest(ledger: Ledger, *, replicated: bool) -> None:
-    if replicated:
+def _check_at_rest(ledger: Ledger) -> None:
+    if ledger.wrapped_keys():
         rows = ledger.lease_rows()
         driver = rows.driver()
         rows.close()

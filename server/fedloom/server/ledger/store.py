@@ -69,7 +69,7 @@ def after_success(those: sa.ColumnElement[bool], *, evaluating: bool) -> sa.Upda
     return halved.values(failures=clients.c.failures // 2)
 
 
-def unavailable(error: sa.exc.OperationalError) -> UnavailableError:
+def unavailable(error: sa.exc.DBAPIError) -> UnavailableError:
     """An error of the database in plain words: that its disk is full, or what it says."""
     said = str(error.orig).strip()
     if "disk is full" in said or "No space left" in said:

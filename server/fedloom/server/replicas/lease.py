@@ -67,7 +67,7 @@ class ReplicaTurn:
             try:
                 taken = await asyncio.to_thread(self._rows.take, self._holder, self._name)
                 found = None if taken else await asyncio.to_thread(self._rows.driver)
-            except sa.exc.OperationalError as error:
+            except sa.exc.DBAPIError as error:
                 log.warning("waiting for the ledger: %s", unavailable(error))
                 taken = found = None
             if taken is not None:
@@ -95,7 +95,7 @@ class ReplicaTurn:
                 if not await asyncio.to_thread(self._rows.renew, self._lease):
                     self._end("another server drives")
                 renewed = begun
-            except sa.exc.OperationalError as error:
+            except sa.exc.DBAPIError as error:
                 log.warning("cannot renew the lease: %s", unavailable(error))
                 if begun - renewed > PATIENCE_S:
                     self._end(f"the ledger has not answered for {PATIENCE_S:.0f} s")
@@ -105,7 +105,7 @@ class ReplicaTurn:
         try:
             if self._lease is not None:
                 self._rows.release(self._lease)
-        except sa.exc.OperationalError:
+        except sa.exc.DBAPIError:
             pass  # it expires
         finally:
             self._rows.close()
@@ -116,7 +116,7 @@ class ReplicaTurn:
         detail = {"epoch": self._lease.epoch, "holder": self._holder, "reason": self.lost.result()}
         try:
             self._note("driver.end", detail)
-        except sa.exc.OperationalError as error:
+        except sa.exc.DBAPIError as error:
             log.warning("the audit trail lacks the end of this turn: %s", unavailable(error))
 
     def _check(self, connection: sa.Connection) -> None:
