@@ -17,12 +17,15 @@ CLIENTS ?= 5000
 MINUTES ?= 30
 SEED   ?= 1
 DATA   ?= digits
+CLUSTER ?= out/cluster
+DEVICES ?= 6
+PORT   ?= 8443
 OLD    ?= HEAD^
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which would each compile all
 
 .DEFAULT_GOAL := help
-.PHONY: docs diagrams console fuzz help demo papers examples compiled test lint types platforms arrows unit long matrix flower flower-examples hf crash cost faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
+.PHONY: docs cluster cluster-status cluster-restart cluster-stop diagrams console fuzz help demo papers examples compiled test lint types platforms arrows unit long replicas matrix flower flower-examples hf crash cost faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -40,6 +43,20 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
 
 demo: $(VENV)/.sim ## a server, eight clients and a model: DATA=mnist DATA_DIR=folder, KEEP=1 to look at the console, MASKED=1 to hide each update
 	fedloom demo --data $(DATA) $(if $(MASKED),--masked) $(if $(DATA_DIR),--data-dir '$(DATA_DIR)') $(if $(KEEP),--keep)
+
+CLUSTER_DO = PYTHONPATH=scripts $(BIN)/python -m cluster $(1) --folder '$(CLUSTER)'
+
+cluster: $(VENV)/.dev ## a replicated deployment on this machine: three servers, PostgreSQL, S3, haproxy, DEVICES (6); PORT
+	$(call CLUSTER_DO,start) --devices $(DEVICES) --port $(PORT)
+
+cluster-status: $(VENV)/.dev ## what runs where in it, who drives, and what to try
+	@$(call CLUSTER_DO,status)
+
+cluster-restart: $(VENV)/.dev ## start those of its servers that have ended
+	@$(call CLUSTER_DO,restart)
+
+cluster-stop: $(VENV)/.dev ## end it, and remove its folder; KEEP=1 keeps it
+	@$(call CLUSTER_DO,stop) $(if $(KEEP),--keep)
 
 papers: $(VENV)/.sim ## published tables beside ours: DATA_DIR=folder with MNIST, QUICK=1 for minutes
 	fedloom reproduce mcmahan2017 $(if $(QUICK),--quick) $(if $(DATA_DIR),--folder '$(DATA_DIR)',--download)
@@ -79,7 +96,10 @@ unit: $(VENV)/.dev ## unit, property and end-to-end tests
 	scripts/pytest.sh -n 4 --dist worksteal
 
 long: $(VENV)/.dev ## the tests that take many seconds each: every kind of run under fire
-	scripts/pytest.sh -q -n 3 --dist worksteal -m long
+	scripts/pytest.sh -q -n 3 --dist worksteal -m long --ignore tests/e2e/replicas
+
+replicas: $(VENV)/.dev ## long tests of replicas: killed, stopped, moved, upgraded, and their database
+	scripts/pytest.sh -q -n 2 --dist worksteal -m long tests/e2e/replicas
 
 matrix: $(VENV)/.dev ## every part of a run in every situation, simulated and deployed: 10 minutes
 	FEDLOOM_TEST_MATRIX=1 pytest -q -n 2 --dist loadscope -m 'long or not long' \
@@ -126,14 +146,14 @@ $(FUZZ)/.done: constraints.txt
 fuzz: $(VENV)/.dev $(FUZZ)/.done ## fuzz the HTTP API from its own description, a minute or two
 	PYTHONPATH=tests python tests/support/fuzz.py $(FUZZ)/bin/schemathesis
 
-upgrade: $(VENV)/.dev ## finish what the commit OLD began by this one, and compare the bits: 5 minutes
-	scripts/try_upgrade.py $(OLD)
+upgrade: $(VENV)/.dev ## finish what the commit OLD began by this one, and compare the bits: 5 minutes; REPLICAS=1: of three replicas, one after another
+	$(if $(REPLICAS),python tests/support/rolling_upgrade.py,scripts/try_upgrade.py) $(OLD)
 
 same: $(VENV)/.dev ## compare the models of the commit OLD with this one's, case by case: 15 minutes
 	scripts/compare_commits.py $(OLD)
 
-crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare the bits; MASKED=1: in masked rounds; PAIR=1: two replicas
-	python tests/support/$(if $(PAIR),pair_)$(if $(MASKED),masked_)crash.py --kills $(KILLS) --seed $(SEED)
+crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare the bits; MASKED=1: in masked rounds; REPLICAS=1: two replicas; GATES=1: three, with gates
+	python tests/support/$(if $(REPLICAS)$(GATES),replicas_)$(if $(MASKED),masked_)crash.py --kills $(KILLS) --seed $(SEED)$(if $(GATES), --gates)
 
 cost: $(VENV)/.dev ## instructions of kernels and of a round against benchmarks/cost.json: two minutes, valgrind
 	python benchmarks/cost.py $(if $(CASES),--cases $(CASES))

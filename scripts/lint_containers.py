@@ -98,6 +98,10 @@ def lint_compose(path: Path) -> Iterator[str]:
             yield f"{name}: must drop all capabilities"
         if "no-new-privileges:true" not in service.get("security_opt", []):
             yield f"{name}: must not gain privileges"
+        if "build" not in service:
+            if ":" not in service["image"] or service["image"].endswith(":latest"):
+                yield f"{name}: must name a version of its image"
+            continue
         file = (
             path.parent / service["build"]["context"] / service["build"]["dockerfile"]
         ).resolve()
@@ -110,7 +114,7 @@ def main() -> bool:
     checks = [
         *((lint_containerfile, path) for path in DEPLOY.glob("containers/*.Containerfile")),
         *((lint_manifests, path) for path in DEPLOY.glob("kubernetes/*.yaml")),
-        *((lint_compose, path) for path in DEPLOY.glob("containers/compose.yaml")),
+        *((lint_compose, path) for path in DEPLOY.glob("containers/compose*.yaml")),
     ]
     faults = [f"{path.name}: {fault}" for check, path in checks for fault in check(path)]
     print("\n".join(faults) if faults else f"  {len(checks)} files, no fault")

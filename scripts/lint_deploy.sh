@@ -14,8 +14,8 @@ echo "Kubernetes manifests, against the schemas of three versions"
 for version in 1.30 1.33 1.36; do
   "$bin/kubernetes-validate" --strict --no-warn --quiet -k "$version" deploy/kubernetes/*.yaml
 done
-echo "The compose file, against the specification's schema"
-"$bin/check-jsonschema" --builtin-schema vendor.compose-spec deploy/containers/compose.yaml
+echo "Compose files, against the specification's schema"
+"$bin/check-jsonschema" --builtin-schema vendor.compose-spec deploy/containers/compose*.yaml
 echo "Container files, and what an image, a pod and a unit must keep to"
 "$bin/python" scripts/lint_containers.py
 echo "Shell scripts"
