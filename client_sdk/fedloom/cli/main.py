@@ -139,10 +139,22 @@ class Root(LazyGroup):
             raise
         except KeyboardInterrupt:
             ctx.exit(130)
+        except SystemExit as error:
+            _report_exit(ctx, error)
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise  # click exits quietly when the reader of a pipe has ended
             _report(ctx, error)
+
+
+def _report_exit(ctx: click.Context, error: SystemExit) -> NoReturn:
+    """Of users' code it is an error, even with code 0: the command has not done its work."""
+    from fedloom.protocol.errors import UsageError  # noqa: PLC0415 - it imports grpc
+    from fedloom.protocol.user_code import message, place  # noqa: PLC0415 - as above
+
+    if not (where := place(error)):
+        raise error
+    _report(ctx, UsageError(f"{where}: {message(error)} ended this command. Raise an exception."))
 
 
 def _report(ctx: click.Context, error: Exception) -> NoReturn:

@@ -54,6 +54,11 @@ class ClientConfig:
     reconnect_s: float = setting(
         60.0, doc="longest time between attempts to reconnect, seconds", least=1e-3
     )
+    attendance: Literal["stream", "check-in"] = setting(
+        "stream",
+        doc='how the server reaches this device: it holds a connection, or with "check-in" it '
+        "comes when the server said, waits a while for a task, and leaves (docs/check-in.md)",
+    )
     chunk_bytes: chunk_size.Setting = setting(
         CHUNK_BYTES, doc='bytes of a transfer in one message; "auto" measures which size is fastest'
     )
@@ -95,6 +100,23 @@ class ClientConfig:
         if not self.reconnect_s > 0:
             raise UsageError(f"Expected reconnect_s > 0, got {self.reconnect_s}.")
         chunk_size.check(self.chunk_bytes)
+
+    @property
+    def checks_in(self) -> bool:
+        """Whether the device comes when told, rather than hold a connection."""
+        return self.attendance == "check-in"
+
+    def require_stream(self, what: str) -> None:
+        """Check that the device holds a connection.
+
+        Raises:
+            UsageError: it checks in.
+        """
+        if self.checks_in:
+            raise UsageError(
+                f'Expected attendance = "stream" for {what}, got "check-in": the server reaches it '
+                "at any time. Remove the setting from its client.toml."
+            )
 
 
 def _host(name: str, address: str) -> str:

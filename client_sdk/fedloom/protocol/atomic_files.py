@@ -8,6 +8,7 @@ unchanged and no draft is left. A draft is called `.NAME.PID`, so that no two pr
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,8 +34,21 @@ def drafted(path: Path, *, sync: bool = False, mode: int = 0o666) -> Iterator[Pa
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
         draft.replace(path)
+        if sync:
+            sync_directory(path.parent)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory survive a power loss."""
+    if sys.platform == "win32":
+        return  # it opens no directories
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_whole(path: Path, data: str | bytes, *, sync: bool = False, mode: int = 0o666) -> None:

@@ -103,6 +103,7 @@ class TaskMasking:
         metrics: metric → bound of its magnitude; no others are sent.
         max_examples: largest number of examples that counts for a metric.
         session_s: seconds after the roster in which a session ends.
+        site: place of the server in a tree of sites, as "north/ward"; empty if it is no site.
     """
 
     attempt: int = 1
@@ -113,6 +114,7 @@ class TaskMasking:
     metrics: Mapping[str, float] = field(default_factory=dict)
     max_examples: int
     session_s: float
+    site: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +204,19 @@ def check_config(config: Mapping[str, Scalar]) -> None:
             raise ValueError(
                 f"Expected at most {MAX_CONFIG_TEXT} characters in config.{name}, got {len(value)}."
             )
+
+
+def name_in_tree(site: str, client: str) -> str:
+    """Return the name by which a client's randomness is drawn.
+
+    >>> name_in_tree("north/ward", "device"), name_in_tree("", "device")
+    ('north/ward/device', 'device')
+
+    Args:
+        site: place of its server in a tree of sites; empty if that is no site.
+        client: its name there.
+    """
+    return f"{site}/{client}" if site else client
 
 
 def task_seed(seed: int, number: int, client: str) -> int:

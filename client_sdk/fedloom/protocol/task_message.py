@@ -166,6 +166,7 @@ def _masking_message(masking: TaskMasking) -> fleet_pb2.Masking:
         metrics=masking.metrics,
         max_examples=masking.max_examples,
         session_s=masking.session_s,
+        site=masking.site,
     )
 
 
@@ -311,6 +312,7 @@ def _masking(message: fleet_pb2.Task) -> TaskMasking | None:
         metrics=dict(asked.metrics),
         max_examples=asked.max_examples,
         session_s=asked.session_s,
+        site=asked.site,
     )
 
 

@@ -7,12 +7,14 @@ Only a network that does not answer, or a lack of memory, is worth another try.
 import importlib.util
 import linecache
 import os
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 from urllib.error import URLError
 
 import fedloom
@@ -24,6 +26,7 @@ _PASSING = (ConnectionError, TimeoutError, URLError, MemoryError)
 """What may be gone at the next start."""
 _INSTALLED = ("site-packages", "dist-packages")
 """Folders of installed packages, which the user mostly did not write."""
+_exit = os._exit
 
 
 @contextmanager
@@ -37,12 +40,34 @@ def loading(code: str) -> Iterator[None]:
         UsageError: the code failed; the message has the line, the statement and a remedy.
         UnavailableError: the network or the memory failed it; later it may work.
     """
+    _report_exits()
     try:
         yield
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # SystemExit, too: it would end the command without a word
         raise explained(error, code) from error
+
+
+def _report_exits() -> None:
+    """From now on, users' code that calls `os._exit` ends this process with a message and a code.
+
+    With `os._exit(0)` a command would end without a word, as if it had done its work.
+    """
+    process = os.getpid()
+
+    def reported(status: int) -> NoReturn:
+        caller = traceback.extract_stack(limit=2)[0]
+        path, line = caller.filename, caller.lineno or 0
+        own = not (_is_ours(path) or _is_installed_file(path))
+        if own and os.getpid() == process:  # the user's own child process may
+            said = f"os._exit({status}) ended this process. Raise an exception instead."
+            sys.stderr.write(f"error: {_written(path, line, caller.line or '')}: {said}\n")
+            sys.stderr.flush()
+            status = status or 1
+        _exit(status)
+
+    os._exit = reported
 
 
 def explained(error: BaseException, code: str) -> FedloomError:

@@ -10,7 +10,6 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,17 +40,19 @@ import sqlalchemy as sa  # noqa: E402
 
 from fedloom.protocol import tracing  # noqa: E402
 from fedloom.protocol.atomic_files import write_whole  # noqa: E402
-from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError  # noqa: E402
-from fedloom.protocol.transport import methods  # noqa: E402
+from fedloom.protocol.errors import UnavailableError, UsageError  # noqa: E402
 from fedloom.protocol.trust.private_files import make_private, write_private  # noqa: E402
 from fedloom.protocol.version import __version__  # noqa: E402
 from fedloom.server import config as configuration  # noqa: E402
+from fedloom.server import device_ports  # noqa: E402
 from fedloom.server.access import oidc_http  # noqa: E402
 from fedloom.server.access.site import make_site  # noqa: E402
 from fedloom.server.config import ServerConfig, split_address  # noqa: E402
 from fedloom.server.context import ServerContext, assemble  # noqa: E402
-from fedloom.server.fleet import last_seen, pacing, refusal_log  # noqa: E402
+from fedloom.server.device_ports import Certificates  # noqa: E402
+from fedloom.server.fleet import last_seen, refusal_log  # noqa: E402
 from fedloom.server.fleet.context import FleetContext  # noqa: E402
+from fedloom.server.fleet.desk import Desk  # noqa: E402
 from fedloom.server.fleet.enrolment import EnrolmentService  # noqa: E402
 from fedloom.server.fleet.service import FleetService  # noqa: E402
 from fedloom.server.fleet.sessions import Hold  # noqa: E402
@@ -59,14 +60,18 @@ from fedloom.server.http import connection_limits, health, tcp_listener, unix_so
 from fedloom.server.ledger import Ledger  # noqa: E402
 from fedloom.server.ledger.audit_trail import HEAD_FILE  # noqa: E402
 from fedloom.server.ledger.store import unavailable  # noqa: E402
-from fedloom.server.metrics import lag, meters  # noqa: E402
-from fedloom.server.pki.authority import Authority, ServerBundle  # noqa: E402
+from fedloom.server.metrics import lag  # noqa: E402
+from fedloom.server.pki.authority import Authority  # noqa: E402
 from fedloom.server.pki.noise_keys import NoiseKeys  # noqa: E402
 from fedloom.server.pki.signing_key import FOLDER as SIGNING  # noqa: E402
 from fedloom.server.pki.signing_key import SigningKey  # noqa: E402
 from fedloom.server.replicas import standby  # noqa: E402
+from fedloom.server.replicas.gate import Gate  # noqa: E402
+from fedloom.server.replicas.gate_sessions import GateSessions  # noqa: E402
 from fedloom.server.replicas.key_vault import KeyVault  # noqa: E402
-from fedloom.server.replicas.lease import ReplicaTurn  # noqa: E402
+from fedloom.server.replicas.lease import ReplicaTurn, end_process  # noqa: E402
+from fedloom.server.replicas.opening import open_ledger  # noqa: E402
+from fedloom.server.replicas.relay import DRIVER  # noqa: E402
 from fedloom.server.rounds.manager import Runs  # noqa: E402
 from fedloom.server.rounds.upstream.outbox import FOLDER as OUTBOX  # noqa: E402
 from fedloom.server.rounds.upstream.outbox import SumOutbox  # noqa: E402
@@ -78,86 +83,8 @@ from fedloom.server.storage.opening import open_storage  # noqa: E402
 
 log = logging.getLogger(__name__)
 
-SWEEP_S = 1.0
-CERTIFICATE_CHECK_S = 3600.0
-GRACE_S = 1.0
 FREEZE_AGAIN_S = 10.0
 """After it the API's description, which is built in the background, is frozen too."""
-
-SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    *methods.COMMON_OPTIONS,
-    # Otherwise two servers could share a port unnoticed.
-    ("grpc.so_reuseport", 0),
-    # For many clients that reconnect at once: the default refuses them at about 1,000.
-    ("grpc.server.max_pending_requests", 100_000),
-    ("grpc.server.max_pending_requests_hard_limit", 200_000),
-    # Close connections that do not finish their handshake.
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # Its traces are not used, and take one or two KiB per connection.
-    ("grpc.enable_channelz", 0),
-    # Half the default TLS buffer: 4 KiB less per idle client, at the same CPU per download.
-    ("grpc.tsi.max_frame_size", 8192),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-)
-
-MAX_CONNECTIONS = "grpc.max_allowed_incoming_connections"
-MAX_STREAMS = "grpc.max_concurrent_streams"
-
-ENROLLING = 64
-"""Enrolments in progress at once, beside the answers that `PeerPace` holds back."""
-
-
-class Certificates:
-    """The server's certificate, renewed before it expires and used by new handshakes."""
-
-    def __init__(self, authority: Authority, names: tuple[str, ...]) -> None:
-        self._authority = authority
-        self._names = names
-        self._current = self._load(datetime.now(UTC))
-
-    def _load(self, now: datetime) -> tuple[ServerBundle, bytes]:
-        """The server's certificate, and the authorities that clients' certificates must lead to."""
-        self._checked_at = now
-        bundle = self._authority.ensure_server_certificate(self._names, now)
-        return bundle, self._authority.trusted_pem
-
-    def credentials(
-        self, *, ask_client: bool, begun: Callable[[], None] = lambda: None
-    ) -> grpc.ServerCredentials:
-        """Credentials for a port.
-
-        Args:
-            ask_client: require certificates of its peers.
-            begun: called for each handshake that begins, from any thread.
-        """
-        given = self._current  # to this port: each must be notified of a change
-
-        def fetch() -> grpc.ServerCertificateConfiguration | None:
-            nonlocal given
-            begun()
-            before, given = given, self._latest()
-            return None if before == given else _configuration(*given)
-
-        return grpc.dynamic_ssl_server_credentials(
-            _configuration(*given),
-            fetch,  # type: ignore[arg-type] # may return None: no change
-            require_client_authentication=ask_client,
-        )
-
-    def _latest(self) -> tuple[ServerBundle, bytes]:
-        now = datetime.now(UTC)
-        due = (now - self._checked_at).total_seconds() >= CERTIFICATE_CHECK_S
-        if due or self._current[1] != self._authority.trusted_pem:
-            self._current = self._load(now)
-        return self._current
-
-
-def _configuration(bundle: ServerBundle, trusted_pem: bytes) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration(
-        [(bundle.key_pem, bundle.chain_pem)], root_certificates=trusted_pem
-    )
 
 
 class StoppedOnStandbyError(Exception):
@@ -182,6 +109,8 @@ class Server:
         stopping: see above.
         turn: of one server of several, once it drives; None for a server alone.
         health: what it tells a balancer.
+        serving: of a gate of this process that served devices when it began to drive, and goes on;
+            ends only with an error.
     """
 
     def __init__(
@@ -204,6 +133,10 @@ class Server:
         self._state_dir = state_dir
         self._plaintext = plaintext
         self._stack = AsyncExitStack()
+        self._gate: Gate | None = None
+        self.serving: asyncio.Future[None] | None = None
+        self._ports: list[grpc.aio.Server] = []
+        self._closing: asyncio.Future[None] | None = None
         if plaintext:
             _require_loopback(self.config.fleet)
 
@@ -231,13 +164,18 @@ class Server:
             self._background(health.serve(self.health, port))
         server = await self._assemble(listener)
         runs, authority = self.runs, self.authority
+        if self.turn is not None:  # the next server drives while this one ends
+            self._stack.push_async_callback(self._close_ports)
+            self._stack.push_async_callback(asyncio.to_thread, self.turn.release)
         if server.storage.ledger.trail.stop_keeping():
             log.error("the audit trail lacks the head in %s: see `fedloom audit verify`", HEAD_FILE)
         detail = {"version": __version__}
         await server.access.audit_log.record(
             "fedloom", "server", "server.start", config.federation, detail
         )
-        fleet, storage = FleetService(server.fleet, runs, authority), server.storage
+        desk, storage = Desk(server.fleet, runs), server.storage
+        fleet = FleetService(server.fleet, desk, runs, authority)
+        gates = self._gate_sessions(self.turn, desk) if self.turn and config.gates else None
         self._stack.push_async_callback(runs.stop)
         await self._recall_clients(server.fleet)
         server.rounds.cool_offs.load(await storage.in_ledger(storage.ledger.failures))
@@ -247,8 +185,12 @@ class Server:
         )  # stores the disconnects caused by the stop
         self._stack.push_async_callback(server.fleet.refusals.store, storage)
         self._stack.push_async_callback(server.fleet.audit_log.store)
+        await desk.check_ins.count()  # before devices come, which are told when to come next
+        for work in (gates.read(), gates.post(), gates.watch()) if gates else ():
+            self._background(work)
         await self._listen(server.fleet, fleet)
-        self._background(_sweep(server.fleet))
+        self._background(desk.check_ins.keep_counting())
+        self._background(device_ports.sweep(server.fleet))
         self._background(last_seen.keep(server.fleet.presence, storage))
         self._background(refusal_log.keep(server.fleet.refusals, storage))
         self._background(server.fleet.audit_log.keep(config.keep_audit_s))
@@ -256,17 +198,21 @@ class Server:
         self._background(lag.keep(server.fleet.meters))
         await self._start_api(listener)
         log.info("fleet on port %d, enrolment on port %d", self.fleet_port, self.enrolment_port)
+        if config.public is not None:
+            log.info("reached at %s, %s", config.public.fleet, config.public.enrolment)
         self.health.is_ready = True
-        self._stack.callback(self.health.stop)
+        self._stack.callback(self._begin_to_stop)
 
     async def _assemble(self, listener: socket.socket) -> ServerContext:
         """Open the ledger, in turn if there are replicas, the keys and the storage."""
         state_dir, config = self._state_dir, self.config
-        ledger = await asyncio.to_thread(Ledger.in_directory, state_dir, config.database)
+        ledger = await self._open_ledger(listener)
         self._stack.callback(ledger.close)
         write: Callable[[Path, bytes], None] = write_private
+        storage = None
         if config.replicated:
             vault = KeyVault(state_dir, ledger)
+            storage = await asyncio.to_thread(self._storage_of_another, ledger)
             self.turn = await self._wait_for_turn(ledger, vault, listener)
             write = vault.write
         elif ledger.wrapped_keys():
@@ -276,7 +222,8 @@ class Server:
                 "leave this database with `fedloom server move`."
             )
         authority = None if self._plaintext else Authority.load(state_dir / "pki", write)
-        storage = await asyncio.to_thread(open_storage, state_dir, config, ledger)
+        if storage is None:
+            storage = await asyncio.to_thread(open_storage, state_dir, config, ledger)
         server = assemble(
             config,
             storage,
@@ -299,46 +246,128 @@ class Server:
         self.context, self.runs, self.authority = server, runs, authority
         return server
 
+    def _storage_of_another(self, ledger: Ledger) -> StorageContext | None:
+        """The storage, open before its turn, where another server has begun one of this ledger."""
+        if ledger.store_claim() is None:
+            return None
+        try:
+            storage = open_storage(self._state_dir, self.config, ledger)
+        except UnavailableError as error:  # it is not needed yet
+            log.warning("the storage is not open yet: %s", error)
+            return None
+        self._stack.callback(storage.close)
+        return storage
+
+    async def _open_ledger(self, listener: socket.socket) -> Ledger:
+        state_dir, database = self._state_dir, self.config.database
+        if not self.config.replicated:
+            return await asyncio.to_thread(Ledger.in_directory, state_dir, database)
+        ledger = await open_ledger(state_dir, database, listener, self.stopping)
+        if ledger is None:
+            raise StoppedOnStandbyError
+        return ledger
+
     async def _wait_for_turn(
         self, ledger: Ledger, vault: KeyVault, listener: socket.socket
     ) -> ReplicaTurn:
         """Wait on standby until this server drives; its keys are the ledger's then."""
+        _freeze()  # not only when it drives: nothing is received or renewed meanwhile
         await asyncio.to_thread(vault.check)
-        turn = ReplicaTurn(ledger)
+
+        def check() -> None:
+            ledger.check_readable()
+            vault.check()
+
+        turn = ReplicaTurn(ledger, gates=self.config.gates)
+        self.health.replica = turn.state
         self._stack.push_async_callback(asyncio.to_thread, turn.release)
         await asyncio.to_thread(turn.check_database)
         async with standby.answering(listener) as answers:
-            works = [turn.wait(answers.driven_by), self.stopping.wait()]
+            works: list[Coroutine[Any, Any, Any]] = [
+                turn.wait(answers.driven_by, check), self.stopping.wait()
+            ]  # fmt: skip
+            gate = None
+            if self.config.gates:
+                gate = Gate(self._state_dir, self.config, self.health.serve_as_gate, turn.state)
+                works.append(gate.serve())
             waits = [asyncio.ensure_future(work) for work in works]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if waits[0].done() and waits[0].exception() is None:
+                self._background(turn.keep())
+                if gate is not None and gate.serves:
+                    self._gate, self.serving = gate, waits.pop()
             for each in waits:
                 each.cancel()
             await asyncio.wait(waits)
+        for each in waits[2:]:
+            if not each.cancelled():
+                each.result()  # raises why the gate could not begin
         if waits[0].cancelled():
             raise StoppedOnStandbyError
         waits[0].result()
-        self._background(turn.keep())
         await asyncio.to_thread(vault.restore)
         return turn
 
     async def _listen(self, context: FleetContext, fleet: FleetService) -> None:
-        """Open the fleet's port, and that of enrolment."""
-        authority = self.authority
+        """Open the fleet's port, unless a gate of this process has it, and that of enrolment."""
+        config, authority = self.config, self.authority
+        if self.turn is None:
+            self._stack.push_async_callback(self._close_ports)
         places, enrolling = connection_limits.places(connection_limits.raise_limit())
-        limits = ((MAX_CONNECTIONS, places), (MAX_STREAMS, pacing.MAX_STREAMS))
-        listening = grpc.aio.server(options=[*SERVER_OPTIONS, *limits])
-        listening.add_generic_rpc_handlers((fleet.handlers(),))
-        if authority is None:
-            self.fleet_port = _bind(listening, self.config.fleet, None)
-        else:
-            certificates = Certificates(authority, self.config.names)
-            begun = context.meters.connections.labels(meters.FLEET).inc
-            self.fleet_port = _bind(
-                listening, self.config.fleet, certificates.credentials(ask_client=True, begun=begun)
+        certificates = (
+            None if authority is None else Certificates(authority, config.certificate_names)
+        )
+        if self._gate is None:
+            port, self.fleet_port = device_ports.fleet(
+                config.fleet, context, fleet, certificates, places
             )
-            await self._start_enrolment(context, authority, certificates, enrolling)
-        await listening.start()
-        self._stack.push_async_callback(listening.stop, GRACE_S)
+            self._ports.append(port)
+            if self.turn is not None:
+                self.turn.state.streams = fleet.num_streams
+        else:
+            self.fleet_port = self._gate.port
+        if authority is not None and certificates is not None:
+            service = EnrolmentService(context, authority, self.fleet_port, config.public)
+            port, self.enrolment_port = device_ports.enrolment(
+                config.enrolment, context, service, certificates, enrolling
+            )
+            self._ports.append(port)
+        for port in self._ports:
+            await port.start()
+
+    def _begin_to_stop(self) -> None:
+        """Send devices to other servers, if there are any, which go on meanwhile."""
+        self.health.stop()
+        if self.turn is not None:
+            self._closing = asyncio.ensure_future(self._end_calls())
+
+    async def _close_ports(self) -> None:
+        await (self._closing or self._end_calls())
+
+    async def _end_calls(self) -> None:
+        """Close the ports, and end the gate of this process."""
+        stop = device_ports.stop if self.turn is not None else _stop
+        works: list[asyncio.Future[None]] = [
+            asyncio.ensure_future(stop(each, self.context.fleet)) for each in self._ports
+        ]
+        if self.serving is not None:
+            self.serving.cancel()
+            works.append(self.serving)
+        if works:
+            await asyncio.wait(works)
+
+    def watches(self) -> list[Coroutine[Any, Any, None]]:
+        """What ends when this server must: with its turn, and with its gate."""
+        works = [] if self.turn is None else [_end_with(self.turn)]
+        return works if self.serving is None else [*works, _ended(self.serving)]
+
+    def _gate_sessions(self, turn: ReplicaTurn, desk: Desk) -> GateSessions:
+        """The devices of gates; before runs continue, which then leave sums to gates."""
+        bell = self.context.storage.ledger.doorbell(DRIVER)
+        self._stack.callback(bell.close)
+        gates = GateSessions(self.context.fleet, desk, self.runs, turn, bell)
+        self.context.rounds.sealed = gates.sealed
+        return gates
 
     def _keep_storage(self, storage: StorageContext) -> None:
         self._background(pruning.keep(storage, self.config.keep_models))
@@ -357,7 +386,7 @@ class Server:
             fleet.hold(client, Hold(why))
 
     async def _start_api(self, control_listener: socket.socket) -> None:
-        config, authority = self.config, self.authority
+        config, authority, public = self.config, self.authority, self.config.public
         console = self._stack.enter_context(
             tcp_listener.listening(self._state_dir, config, authority)
         )
@@ -370,10 +399,13 @@ class Server:
             self.context,
             self.runs,
             authority,
-            fleet=_with_port(config.fleet, self.fleet_port),
-            enrolment=_with_port(config.enrolment, self.enrolment_port),
+            fleet=public.fleet if public else _with_port(config.fleet, self.fleet_port),
+            enrolment=public.enrolment
+            if public
+            else _with_port(config.enrolment, self.enrolment_port),
             site=site,
             oidc=oidc,
+            replica=None if self.turn is None else self.turn.state,
         )
         self._background(unix_socket.serve(app, control_listener))
         self._background(application.describe_soon(app))
@@ -382,28 +414,6 @@ class Server:
             self.console = site.url
             log.info("console on %s: `fedloom console` prints a link that logs you in", site.url)
         self._stack.callback(self.context.fleet.live.close)  # open streams would delay the stop
-
-    async def _start_enrolment(
-        self, context: FleetContext, authority: Authority, certificates: Certificates, places: int
-    ) -> None:
-        # Callers are unauthenticated: few at a time, small messages. gRPC uses the first of two
-        # equal options, so these limits must replace the fleet's.
-        limits = {
-            "grpc.max_receive_message_length": 64 * 1024,
-            MAX_CONNECTIONS: places,
-            MAX_STREAMS: pacing.STRANGER_STREAMS,
-        }
-        options = dict(SERVER_OPTIONS) | limits
-        at_once = ENROLLING + pacing.HELD
-        server = grpc.aio.server(options=[*options.items()], maximum_concurrent_rpcs=at_once)
-        service = EnrolmentService(context, authority, self.fleet_port)
-        server.add_generic_rpc_handlers((service.handlers(),))
-        begun = context.meters.connections.labels(meters.ENROLMENT).inc
-        self.enrolment_port = _bind(
-            server, self.config.enrolment, certificates.credentials(ask_client=False, begun=begun)
-        )
-        await server.start()
-        self._stack.push_async_callback(server.stop, GRACE_S)
 
     def _background(self, work: "asyncio.Future[None] | object") -> None:
         task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]
@@ -415,30 +425,23 @@ class Server:
         self._stack.push_async_callback(end)
 
 
+async def _stop(port: grpc.aio.Server, _context: FleetContext) -> None:
+    await port.stop(device_ports.GRACE_S)
+
+
+async def _ended(serving: "asyncio.Future[None]") -> None:
+    """Wait for the end of a gate.
+
+    Raises:
+        Exception: why it cannot go on.
+    """
+    await asyncio.wait([serving])
+    serving.result()
+
+
 async def _end_with(turn: ReplicaTurn) -> None:
-    """End this process at once when its turn is lost: nothing that it still holds counts."""
-    reason = await turn.lost
-    log.critical("this server ends: %s. Started again, it is on standby.", reason)
-    try:
-        await asyncio.to_thread(turn.note_loss)
-    finally:
-        logging.shutdown()
-        os._exit(UnavailableError.exit_code)
-
-
-def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
-    try:
-        port: int = (
-            server.add_insecure_port(address)
-            if credentials is None
-            else server.add_secure_port(address, credentials)
-        )
-    except RuntimeError as error:
-        raise UnavailableError(
-            f"The server cannot listen on {address}: {str(error).partition(';')[0]}. "
-            "Is another program listening there?"
-        ) from error
-    return port
+    """End this process when its turn is lost."""
+    await end_process(await turn.lost, turn.note_loss)
 
 
 def _with_port(address: str, port: int) -> str:
@@ -453,22 +456,6 @@ def _require_loopback(address: str) -> None:
             f"Without TLS, fleet must be a loopback address, got {address}: "
             "set it to 127.0.0.1:PORT, or run with certificates."
         )
-
-
-async def _sweep(context: FleetContext) -> None:
-    """End open calls whose certificates have expired or were revoked by another process.
-
-    Until then new calls of such a client may begin. A revocation through the API counts at once.
-    """
-    while True:
-        await asyncio.sleep(SWEEP_S)
-        revoked = await context.in_ledger(context.ledger.revoked_clients)
-        now = datetime.now(UTC)
-        for call in context.fleet.calls():
-            if call.client in revoked:
-                call.end(Refusal(Code.REVOKED, f"The client {call.client!r} was revoked."))
-            elif call.peer is not None and now >= call.peer.not_after:
-                call.end(Refusal(Code.EXPIRED, "The certificate has expired: renew it."))
 
 
 def _freeze() -> None:
@@ -512,9 +499,9 @@ def run(
             loop.call_later(FREEZE_AGAIN_S, _freeze)
             if ready is not None:
                 write_whole(ready, f"{server.fleet_port} {server.enrolment_port}\n")
-            works: list[asyncio.Future[Any]] = [asyncio.ensure_future(stopping.wait())]
-            if server.turn is not None:
-                works.append(asyncio.ensure_future(_end_with(server.turn)))
+            works: list[asyncio.Future[Any]] = [
+                asyncio.ensure_future(each) for each in (stopping.wait(), *server.watches())
+            ]
             if beside is not None:
                 works.append(asyncio.ensure_future(beside(server)))
             ended, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +16,11 @@ from fedloom.cli.common.lazy import LazyGroup, load
 from fedloom.cli.common.options import DEFAULT_DIR, json_option, log_options, state_option
 from fedloom.cli.common.output import duration, emit
 from fedloom.cli.operator.server_logs import logs
+
+if TYPE_CHECKING:
+    from fedloom.server.config import ServerConfig
+    from fedloom.server.storage.objects.interface import Objects
+    from fedloom.server.storage.objects.inventory import Inventory
 
 
 @click.group(cls=LazyGroup)
@@ -27,17 +33,30 @@ def server() -> None:
 @click.option("--federation", default="fedloom", show_default=True, help="Part of every identity.")
 @click.option(
     "--fleet",
-    default="0.0.0.0:7443",
-    show_default=True,
+    show_default="0.0.0.0:7443",
     metavar="HOST:PORT",
     help="Address for enrolled clients.",
 )
 @click.option(
     "--enrolment",
-    default="0.0.0.0:7444",
-    show_default=True,
+    show_default="0.0.0.0:7444",
     metavar="HOST:PORT",
     help="Address for devices that enrol by a token.",
+)
+@click.option(
+    "--public-name",
+    default="",
+    metavar="NAME",
+    help="Host name of the proxy by whose port 443 all reach this server: NAME for the fleet, "
+    "enroll.NAME for enrolment, console.NAME for operators (docs/one-door.md).",
+)
+@click.option(
+    "--proxy",
+    "proxies",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Address from which this proxy connects; may be repeated. Without it, the proxy is on "
+    "this machine, and the server listens on loopback alone.",
 )
 @click.option(
     "--name",
@@ -49,7 +68,14 @@ def server() -> None:
 )
 @json_option
 def init(
-    directory: Path, federation: str, fleet: str, enrolment: str, names: tuple[str, ...]
+    *,
+    directory: Path,
+    federation: str,
+    fleet: str | None,
+    enrolment: str | None,
+    public_name: str,
+    proxies: tuple[str, ...],
+    names: tuple[str, ...],
 ) -> None:
     """Create a server's state directory: its settings and its certificate authority.
 
@@ -57,14 +83,17 @@ def init(
     Examples:
       fedloom server init
       fedloom server init --dir /srv/fedloom --federation ward --name fl.example.org
+      fedloom server init --public-name fl.example.org --proxy 192.0.2.10
     """
-    made = create(directory, federation, fleet, enrolment, names)
+    addresses = {"fleet": fleet, "enrolment": enrolment}
+    given = {name: address for name, address in addresses.items() if address is not None}
+    made = create(directory, federation, names, public_name, proxies, **given)
     document = {
         "dir": str(directory),
         "federation": federation,
-        "fleet": fleet,
-        "enrolment": enrolment,
-        "names": list(made.names),
+        "fleet": made.settings.fleet,
+        "enrolment": made.settings.enrolment,
+        "names": list(made.settings.certificate_names),
         "root_sha256": made.root_sha256,
         "mended": list(made.mended),
     }
@@ -76,12 +105,12 @@ class Made:
     """The result of `create`.
 
     Attributes:
-        names: in the server's certificate.
+        settings: of the server.
         root_sha256: fingerprint of the root certificate, hex.
         mended: files and folders that other users could read before, with their modes.
     """
 
-    names: tuple[str, ...]
+    settings: "ServerConfig"
     root_sha256: str
     mended: tuple[str, ...]
 
@@ -92,12 +121,47 @@ def _hosts(*addresses: str) -> list[str]:
     return [host for host in hosts if host not in {"", "*", "0.0.0.0", "::"}]  # noqa: S104 - not bound
 
 
+def _behind_proxy(public_name: str, proxies: Sequence[str]) -> dict[str, Any]:
+    """Settings of a server behind a proxy, on this machine if none is given."""
+    from fedloom.protocol.errors import UsageError  # noqa: PLC0415 - the module says why
+    from fedloom.server.public_names import PublicNames  # noqa: PLC0415
+
+    if not public_name:
+        if proxies:
+            raise UsageError(
+                "Expected --public-name with --proxy, got --proxy alone: say by which name devices "
+                "and operators reach the proxy."
+            )
+        return {}
+    PublicNames.parse(public_name)
+    host = "0.0.0.0" if proxies else "127.0.0.1"  # noqa: S104 - so that the proxy reaches it
+    ports = {"fleet": 7443, "enrolment": 7444, "console": 7445, "health": 7446}
+    return {
+        "public_name": public_name,
+        "proxies": tuple(proxies) or (host,),
+        **{name: f"{host}:{port}" for name, port in ports.items()},
+    }
+
+
 def create(
-    directory: Path, federation: str, fleet: str, enrolment: str, names: Sequence[str]
+    directory: Path,
+    federation: str,
+    names: Sequence[str],
+    public_name: str = "",
+    proxies: Sequence[str] = (),
+    **addresses: str,
 ) -> Made:
     """Create a server's state directory, private to its owner.
 
     An existing authority is kept: it may come from a backup or from an interrupted attempt.
+
+    Args:
+        directory: to create.
+        federation: its name.
+        names: by which devices reach the server, beside localhost.
+        public_name: of a proxy that passes TLS on; empty for none.
+        proxies: addresses of this proxy; none for one on this machine.
+        addresses: `fleet` and `enrolment`, if they differ from the defaults.
 
     Raises:
         UsageError: the directory already has a server, or a setting is not valid.
@@ -113,12 +177,10 @@ def create(
             f"There is a server in {directory} already: run it with `fedloom server run`, or "
             "choose another --dir."
         )
-    defaults = configuration.ServerConfig()
+    names = (*configuration.ServerConfig().names, *_hosts(*addresses.values()), *names)
+    behind = _behind_proxy(public_name, proxies)
     settings = configuration.ServerConfig(
-        federation=federation,
-        fleet=fleet,
-        enrolment=enrolment,
-        names=tuple(dict.fromkeys((*defaults.names, *_hosts(fleet, enrolment), *names))),
+        federation=federation, names=tuple(dict.fromkeys(names)), **(behind | addresses)
     )
     pki, now = directory / "pki", datetime.now(UTC)
     mended = make_private(private_directory(directory), configuration.PRIVATE)
@@ -128,10 +190,10 @@ def create(
             f"The authority in {pki} is of the federation {authority.federation!r}, got "
             f"{federation!r}: use its name, or choose another --dir."
         )
-    authority.ensure_server_certificate(settings.names, now)
+    authority.ensure_server_certificate(settings.certificate_names, now)
     SigningKey.ensure(directory / FOLDER, federation)
     configuration.write(directory, settings)
-    return Made(settings.names, authority.root_pin.hex(), tuple(mended))
+    return Made(settings, authority.root_pin.hex(), tuple(mended))
 
 
 def _show_made(directory: Path, federation: str, made: Made) -> None:
@@ -140,15 +202,30 @@ def _show_made(directory: Path, federation: str, made: Made) -> None:
         f"Created a server for the federation {federation!r}:\n"
         f"  {directory / 'server.toml'}    settings\n"
         f"  {directory / 'pki'}/           certificate authority, for the names "
-        f"{', '.join(made.names)}\n"
+        f"{', '.join(made.settings.certificate_names)}\n"
         f"  {directory / 'signing'}/       key that signs offers and models\n"
         f"  root certificate SHA-256: {made.root_sha256}\n"
         + "".join(f"  taken from other users: {each}\n" for each in made.mended)
+        + _public_words(made.settings)
         + f"\nKeep a copy of {directory / 'pki' / 'root.key'} and of {directory / 'signing'}/ "
         "in a safe place. Next:\n"
         f"  fedloom server run{there}\n"
         f"  fedloom console{there}         prints a login link to the console\n"
         f"  fedloom token create{there}    creates a token that enrols a device"
+    )
+
+
+def _public_words(settings: "ServerConfig") -> str:
+    """By which names it is reached, if by one port."""
+    if settings.public is None:
+        return ""
+    fleet, enrolment, console = settings.public.hosts
+    return (
+        f"\nBehind a proxy on port {settings.public.port} "
+        f"(deploy/haproxy/haproxy.cfg), at {', '.join(settings.proxies)}:\n"
+        f"  {fleet}    enrolled devices\n"
+        f"  {enrolment}    devices with a token\n"
+        f"  {console}    operators\n"
     )
 
 
@@ -212,13 +289,25 @@ def run(
 def health(directory: Path) -> None:
     """Check that the server answers: exit status 0, or 5 if it does not.
 
+    A replica that does not drive is as healthy as the one that drives.
+
     \b
     Example:
       fedloom server health --dir /srv/fedloom
     """
     from fedloom.cli.connection.api_client import Control  # noqa: PLC0415 - the module says why
+    from fedloom.protocol.errors import UnavailableError  # noqa: PLC0415
 
-    found = Control(directory).get("server")
+    control = Control(directory)
+    try:
+        found = control.get("server")
+    except UnavailableError:
+        driver = control.get("standby")["driver"]  # which fails as well where nothing answers
+        emit(
+            {"alive": True, "driver": driver},
+            lambda: click.echo(f"A replica answers, while {driver} drives."),
+        )
+        return
     emit(
         {"alive": True, "version": found["version"], "uptime_s": found["uptime_s"]},
         lambda: click.echo(
@@ -265,6 +354,51 @@ def rotate_signing_key(directory: Path) -> None:
     )
 
 
+@server.command("rotate-master-key")
+@state_option
+@click.option(
+    "--finish",
+    is_flag=True,
+    help="Encrypt the ledger's keys under the next key, which every replica has by now.",
+)
+@json_option
+def rotate_master_key(directory: Path, *, finish: bool) -> None:
+    """Replace the key that encrypts the keys in the ledger of replicas.
+
+    The first call makes master.key.next. Copy this file to every other replica, with mode 600, and
+    call it again with --finish, where it was made. Servers run on: each uses the next key from when
+    it meets keys that are encrypted under it. A replica without it does not drive. The old key
+    stays in master.key.old, for backups of the database from before.
+
+    \b
+    Examples:
+      fedloom server rotate-master-key --dir /srv/fedloom
+      fedloom server rotate-master-key --finish --dir /srv/fedloom
+    """
+    from fedloom.server import config as configuration  # noqa: PLC0415 - the module says why
+    from fedloom.server.replicas.key_vault import NEXT_KEY, opened_vault  # noqa: PLC0415
+
+    with opened_vault(directory, configuration.load(directory)) as vault:
+        if not finish:
+            key, path = vault.prepare_rotation(), directory / NEXT_KEY
+            emit(
+                {"key": key, "file": str(path)},
+                lambda: click.echo(
+                    f"The next master key is\n  {key}\nin {path}. Copy this file to every other "
+                    "replica, with mode 600. Then:\n  fedloom server rotate-master-key --finish"
+                ),
+            )
+            return
+        key, count = vault.rotate()
+    emit(
+        {"key": key, "keys": count},
+        lambda: click.echo(
+            f"The master key is now\n  {key}\nIt encrypts the {count} keys in the ledger. Keep a "
+            "copy in a safe place. The old one is in master.key.old."
+        ),
+    )
+
+
 @server.command()
 @state_option
 @click.option("--database", metavar="URL", help="The database to move to; empty: SQLite.")
@@ -273,10 +407,10 @@ def rotate_signing_key(directory: Path) -> None:
 def move(directory: Path, database: str | None, store: str | None) -> None:
     """Move a stopped server's ledger and models to another database or store.
 
-    All rows and models are copied and compared; then server.toml names the new place. Until then,
-    the server is as before, and an interrupted move is repeated by the same command. What was
-    copied stays where it was, as a backup. No round may be open: pause the runs and wait for their
-    rounds, then stop the server.
+    All rows, models and accepted updates of open rounds are copied and compared; then server.toml
+    names the new place, where the rounds continue. Until then, the server is as before, and an
+    interrupted move is repeated by the same command. What was copied stays where it was, as a
+    backup.
 
     \b
     Examples:
@@ -284,7 +418,7 @@ def move(directory: Path, database: str | None, store: str | None) -> None:
       fedloom server move --database "" --store ""
     """
     from fedloom.server import config as configuration  # noqa: PLC0415 - the module says why
-    from fedloom.server.moving import move as move_all  # noqa: PLC0415
+    from fedloom.server.moving.server_move import move as move_all  # noqa: PLC0415
 
     now = configuration.load(directory)
     moved = move_all(
@@ -296,7 +430,8 @@ def move(directory: Path, database: str | None, store: str | None) -> None:
     emit(
         asdict(moved),
         lambda: click.echo(
-            f"Moved {moved.models} models ({moved.size_bytes} bytes) and "
+            f"Moved {moved.models} models, {moved.updates} updates of open rounds "
+            f"({moved.size_bytes} bytes) and "
             f"{sum(count for count, _ in moved.tables.values())} rows, and compared them. "
             f"{directory / configuration.FILE} has the new settings: `fedloom server run`."
         ),
@@ -310,16 +445,21 @@ def store() -> None:
 
 @store.command()
 @state_option
+@click.option(
+    "--objects", "counts", is_flag=True,
+    help="Look also whether every object that the ledger names is in the store.",
+)  # fmt: skip
 @json_option
-def check(directory: Path) -> None:
+def check(directory: Path, *, counts: bool) -> None:
     """Try what the server needs of its object store: exit status 0, or 5 if something fails.
 
     It writes an object of its own, reads it, a range of it and a listing, and deletes it. It needs
     the server's environment, for the credentials, and may run beside the server.
 
     \b
-    Example:
+    Examples:
       fedloom store check --dir /srv/fedloom
+      fedloom store check --objects          after a restore
     """
     from fedloom.protocol.errors import UnavailableError, UsageError  # noqa: PLC0415 - see above
     from fedloom.server import config as configuration  # noqa: PLC0415
@@ -334,14 +474,43 @@ def check(directory: Path) -> None:
             "are files of this state directory."
         )
     url = StoreUrl.parse(settings.store)
-    steps = check_store(open_objects(url))
+    objects = open_objects(url)
+    steps = check_store(objects)
     found = {step.name: step.error or "ok" for step in steps}
-    emit({"store": str(url), "steps": found}, lambda: _show_steps(str(url), found))
-    if steps[-1].error:
+    works = not steps[-1].error
+    document: dict[str, Any] = {"store": str(url), "steps": found}
+    inventory = _inventory(directory, settings, objects) if counts and works else None
+    if inventory is not None:
+        document |= {"objects": inventory.count, "lost": inventory.lost}
+    emit(document, lambda: _show_steps(str(url), found, inventory))
+    if not works:
         raise UnavailableError(f"{url} fails at {steps[-1].name}. {steps[-1].advice}")
+    if inventory is not None and inventory.lost:
+        raise UnavailableError(
+            f"{url} lacks {len(inventory.lost)} objects that the ledger names: restore them from a "
+            "backup, or from the bucket's versions."
+        )
 
 
-def _show_steps(url: str, found: Mapping[str, str]) -> None:
+def _inventory(directory: Path, settings: "ServerConfig", objects: "Objects") -> "Inventory":
+    from fedloom.server.ledger import Ledger  # noqa: PLC0415 - the module says why
+    from fedloom.server.storage.objects.inventory import take_inventory  # noqa: PLC0415
+    from fedloom.server.storage.objects.retries import RetriedObjects  # noqa: PLC0415
+
+    ledger = Ledger.in_directory(directory, settings.database)
+    try:
+        return take_inventory(ledger, RetriedObjects(objects))
+    finally:
+        ledger.close()
+
+
+def _show_steps(url: str, found: Mapping[str, str], inventory: "Inventory | None") -> None:
     click.echo(url)
     for name, result in found.items():
         click.echo(f"  {name:<15} {result}")
+    if inventory is None:
+        return
+    for name, what in sorted(inventory.lost.items()):
+        click.echo(f"  missing         {name} of {what}")
+    lost, count = len(inventory.lost), inventory.count
+    click.echo(f"  {'objects':<15} " + (f"{lost} of {count} missing" if lost else f"{count} ok"))

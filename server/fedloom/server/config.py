@@ -3,6 +3,7 @@
 They hold no secrets: keys are in `pki/`, with mode 0600.
 """
 
+import ipaddress
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -18,8 +19,10 @@ from fedloom.protocol.tracing import Tracing
 from fedloom.protocol.transport import chunk_size
 from fedloom.protocol.transport.methods import CHUNK_BYTES
 from fedloom.protocol.trust.private_files import private_opener, write_private
+from fedloom.server.check_in_pace import CheckInRules
 from fedloom.server.client_failures import ClientRules
 from fedloom.server.oidc_config import OidcConfig
+from fedloom.server.public_names import PublicNames
 from fedloom.server.store_url import StoreUrl
 
 FILE = "server.toml"
@@ -28,6 +31,7 @@ PRIVATE = (
     FILE,
     "models",
     "spool",
+    "gate-spool",
     "upstream",
     "audit.head",
     "ledger.sqlite",
@@ -36,12 +40,15 @@ PRIVATE = (
 )
 """Names in the state directory whose modes are narrowed if they are wide; wide keys are refused."""
 
+_NOTIFIES = "postgresql+psycopg://"
 _SHARED = ("postgresql://", "postgresql+psycopg://", "postgresql+psycopg2://")
 """Databases that servers can share, over drivers that know the settings of `LeaseRows`."""
 
-_OPTIONAL = ("clients", "oidc", "tracing", "flower", "flower_apps")
-"""Tables that are not in a new file: docs/operating.md, docs/console-security.md, docs/metrics.md,
-docs/flower.md."""
+_OPTIONAL = ("clients", "check_in", "oidc", "tracing", "flower", "flower_apps")
+"""Tables that are not in a new file, unless they are given: docs/operating.md, docs/check-in.md,
+docs/console-security.md, docs/metrics.md, docs/flower.md."""
+
+Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
 AUTO = "auto"
 """Value of `console`: the first free port on loopback."""
@@ -56,6 +63,17 @@ class ServerConfig:
     enrolment: str = setting("0.0.0.0:7444", doc="host:port for devices with a token (server TLS)")
     names: tuple[str, ...] = setting(
         ("localhost", "127.0.0.1"), doc="host names and addresses in the server's certificate"
+    )
+    public_name: str = setting(
+        "",
+        doc="host name of this server behind a proxy that passes TLS on by its name, on port 443 "
+        "or as NAME:PORT: NAME is the fleet's, enroll.NAME is for devices with a token, "
+        "console.NAME for operators (docs/one-door.md); empty: they use the ports above",
+    )
+    proxies: tuple[str, ...] = setting(
+        (),
+        doc="addresses or networks of proxies whose connections to the console begin with a PROXY "
+        "header, version 2, that names the caller (haproxy: send-proxy-v2)",
     )
     client_certificate_s: float = setting(
         7 * 24 * 3600.0, doc="validity of a client's certificate, seconds"
@@ -84,6 +102,11 @@ class ServerConfig:
         False,
         doc="whether a parent server learns the names of the devices in each sum of this site, or "
         "only their number",
+    )
+    digest_devices: bool = setting(
+        False,
+        doc="whether a parent server learns a salted digest of the names in each sum, whose record "
+        "stays in upstream/members",
     )
     max_model_bytes: int = setting(1 << 40, doc="largest model that a run may start from, bytes")
     keep_models: int = setting(
@@ -128,16 +151,23 @@ class ServerConfig:
         doc="whether several servers share the database and the store: one drives, the others are "
         "on standby (docs/replicas.md)",
     )
+    gates: bool = setting(
+        False, doc="whether replicas that do not drive serve devices, too (docs/replicas.md)"
+    )
     health: str = setting(
         "",
         doc="host:port that answers GET /ready with 200 while this server serves devices, else "
-        "503, and GET /live with 200; plain HTTP, without data; empty: none",
+        "503, GET /live with 200, and GET /metrics with who drives; plain HTTP, without other "
+        "data; empty: none",
     )
     metrics_open: bool = setting(
         False, doc="whether programs on this machine may read /metrics without a token"
     )
     clients: ClientRules = setting(
         default_factory=ClientRules, doc="clients that fail again and again"
+    )
+    check_in: CheckInRules = setting(
+        default_factory=CheckInRules, doc="devices that come when told, and leave"
     )
     tracing: Tracing = setting(default_factory=Tracing, doc="where traces are sent")
     oidc: OidcConfig | None = setting(
@@ -159,9 +189,7 @@ class ServerConfig:
             split_address(getattr(self, name), name)
         if self.console not in ("", AUTO):
             split_address(self.console, "console")
-        public = urlsplit(self.console_url)
-        if self.console_url and (public.scheme not in ("http", "https") or not public.hostname):
-            raise UsageError(f"Expected console_url as https://HOST, got {self.console_url!r}.")
+        self._check_public()
         for name in (
             "client_certificate_s", "max_fast_transfers", "extra_download_bytes_per_s",
             "max_model_bytes", "store_cache_bytes",
@@ -171,6 +199,8 @@ class ServerConfig:
         for name in ("max_running", "keep_models", "late_renewal_s", "keep_audit_s"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"Expected {name} >= 0, got {getattr(self, name)}.")
+        if self.name_devices and self.digest_devices:
+            raise UsageError("Expected name_devices or digest_devices, got both: leave out one.")
         chunk_size.check(self.chunk_bytes)
         if not self.names:
             raise UsageError("Expected at least one name for the server's certificate, got none.")
@@ -181,7 +211,55 @@ class ServerConfig:
         _check_names("flower_apps", self.flower_apps, "apps/krum")
         self._check_replicated(store)
 
+    @property
+    def public(self) -> PublicNames | None:
+        """The names behind one port; None without a `public_name`."""
+        return PublicNames.parse(self.public_name) if self.public_name else None
+
+    @property
+    def certificate_names(self) -> tuple[str, ...]:
+        """Host names and addresses in the server's certificate, the public ones last."""
+        hosts = () if self.public is None else self.public.hosts
+        return tuple(dict.fromkeys((*self.names, *hosts)))
+
+    def proxy_networks(self) -> Networks:
+        """The networks of `proxies`.
+
+        Raises:
+            UsageError: one is neither an address nor a network.
+        """
+        try:
+            return tuple(ipaddress.ip_network(each) for each in self.proxies)
+        except ValueError as error:
+            raise UsageError(
+                "Expected proxies as addresses or networks, such as 192.0.2.10 or 10.0.0.0/28, "
+                f"got {', '.join(self.proxies)}: {error}."
+            ) from None
+
+    def _check_public(self) -> None:
+        given = urlsplit(self.console_url)
+        if self.console_url and (given.scheme not in ("http", "https") or not given.hostname):
+            raise UsageError(f"Expected console_url as https://HOST, got {self.console_url!r}.")
+        if self.public is not None and self.console_url:
+            raise UsageError(
+                "Expected console_url or public_name, which gives the console its URL, got both: "
+                "leave console_url empty."
+            )
+        if self.public is not None and self.console and not self.proxies:
+            raise UsageError(
+                "Expected proxies with public_name, got none: name the addresses of the proxy, "
+                'such as proxies = ["192.0.2.10"], or the console would see it as every caller.'
+            )
+        self.proxy_networks()
+
     def _check_replicated(self, store: StoreUrl | None) -> None:
+        if self.gates and not self.replicated:
+            raise UsageError("Expected gates = true with replicated = true, got it without.")
+        if self.gates and not self.database.startswith(_NOTIFIES):
+            raise UsageError(
+                f"Expected gates = true with database = {_NOTIFIES}..., whose driver brings "
+                "notifications, got another one."
+            )
         shared = store is not None and store.bucket and self.database.startswith(_SHARED)
         if self.replicated and not shared:
             raise UsageError(
@@ -226,13 +304,15 @@ def load(state_dir: Path) -> ServerConfig:
 
 def write(state_dir: Path, config: ServerConfig) -> None:
     """Write `server.toml` with a comment above each setting."""
+    default = ServerConfig()
+    left_out = [name for name in _OPTIONAL if getattr(config, name) == getattr(default, name)]
     given = {
         item.key: settings.value_of(config, item)
         for item in settings.declared(ServerConfig)
-        if item.table not in _OPTIONAL
+        if item.table not in left_out and item.key not in left_out
     }
     head = ["# Settings of the server; see docs/deployment.md."]
-    text = settings.template(ServerConfig, head, given, without=_OPTIONAL)
+    text = settings.template(ServerConfig, head, given, without=left_out)
     with open(state_dir / FILE, "w", encoding="utf-8", opener=private_opener) as file:
         file.write(text)
 

@@ -60,6 +60,8 @@ def assemble(
     live, meters = Hub(), Meters()
     shared = {each.name: getattr(storage, each.name) for each in fields(StorageContext)}
     storage.in_ledger.observe = meters.ledger_s.observe
+    if storage.remote is not None:
+        storage.remote.objects.observe = meters.asked_store
     sessions = Fleet(live)
 
     def offered_again(client: str) -> None:
@@ -76,7 +78,9 @@ def assemble(
         meters=meters,
         tracer=tracer or Tracer(),
         max_running=config.max_running,
+        gates=config.gates,
         name_devices=config.name_devices,
+        digest_devices=config.digest_devices,
         federation=config.federation,
         root_pem=root_pem,
     )

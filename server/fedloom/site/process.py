@@ -25,7 +25,7 @@ def run(state_dir: Path, upstream: Path, *, ready: Path | None = None) -> None:
     """
     from fedloom.client.config import load  # noqa: PLC0415 - the import above says why
 
-    load(upstream)  # a mistake is reported before anything starts
+    load(upstream).require_stream("a site")  # a mistake is reported before anything starts
     if configuration.load(state_dir).store:
         raise UsageError(
             "Expected --upstream or an object store, got both: a site keeps its sums for the "
@@ -46,12 +46,14 @@ async def _attend(upstream: Path, server: app.Server) -> None:
     context, config = server.context.rounds, load(upstream)
     collector = Collector(server.runs, context)
     runners: list[SumRunner] = []
+    gate = SiteGate()
 
     def runner(_: Client, store: ClientStore, __: Budgets) -> SumRunner:
-        runners.append(SumRunner(collector, context.outbox, store))
+        store.keeps_differences = True  # devices get them, too
+        runners.append(SumRunner(collector, context.outbox, store, gate))
         return runners[0]
 
-    agent = asyncio.ensure_future(Agent(Client(), config, [SiteGate()], runner).run())
+    agent = asyncio.ensure_future(Agent(Client(), config, [gate], runner).run())
     try:
         await asyncio.shield(agent)
     except asyncio.CancelledError:

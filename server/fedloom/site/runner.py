@@ -7,6 +7,7 @@ server holds a round for its own devices.
 import asyncio
 import os
 import shutil
+import time
 
 from fedloom.client.agent.task_run import OutOfTimeError
 from fedloom.client.agent.task_runner import TaskOrder, TaskRunner
@@ -26,13 +27,17 @@ class SumRunner(TaskRunner):
         collector: holds the rounds.
         outbox: of the server, where it stores their sums.
         store: of the agent.
+        gate: of the agent, which notes when tasks came.
 
     Attributes:
         keeps: whether rounds whose tasks are cancelled go on, since the server is stopping.
     """
 
-    def __init__(self, collector: Collector, outbox: SumOutbox, store: ClientStore) -> None:
+    def __init__(
+        self, collector: Collector, outbox: SumOutbox, store: ClientStore, gate: "SiteGate"
+    ) -> None:
         self._collector, self._outbox, self._store = collector, outbox, store
+        self._gate = gate
         self._settling: set[asyncio.Task[None]] = set()
         self.keeps = False
 
@@ -64,8 +69,8 @@ class SumRunner(TaskRunner):
         task = order.message
         key = task.key.run, task.key.round
         try:
-            model = self._store.model_path(task.model.digest)
-            await self._collector.collect(task, model, order.client)
+            ends_at = self._gate.came_at(*key) + task.deadline_s  # the model took time, too
+            await self._collector.collect(task, self._store.model_path, order.client, ends_at)
         except NoDevicesError as error:
             raise OutOfTimeError(str(error)) from error  # declined, not failed
         except asyncio.CancelledError:
@@ -89,6 +94,10 @@ class SumRunner(TaskRunner):
         crossing("site.sum.sending")
         return header
 
+    def sent(self, header: fleet_pb2.UpdateHeader) -> None:
+        """The parent has accepted a sum."""
+        self._collector.acknowledged(header.task.run, header.task.round)
+
     def runs_held(self) -> list[str]:
         """The parent's runs that have not ended here: it is asked how they go on."""
         return self._collector.held()
@@ -103,11 +112,23 @@ class SumRunner(TaskRunner):
 
 
 class SiteGate:
-    """Declines tasks that are for a device: the parent does not know that this client is a site."""
+    """Declines tasks that are for a device: the parent does not know that this client is a site.
+
+    Notes when the other ones come, since their deadlines count from then.
+    """
+
+    def __init__(self) -> None:
+        self._came: dict[str, tuple[int, float]] = {}
+
+    def came_at(self, run: str, number: int) -> float:
+        """When the task of a round came, monotonic seconds; now if that is not known."""
+        known, at = self._came.get(run, (number, time.monotonic()))
+        return at if known == number else time.monotonic()
 
     def objection(self, offer: fleet_pb2.Task) -> str | None:
         """The reason to decline an offer; None to accept."""
         if offer.HasField("site"):
+            self._came[offer.key.run] = offer.key.round, time.monotonic()
             return None
         return (
             "this client is a server that sums for its devices, and got the task of a device: "

@@ -21,7 +21,13 @@ from fedloom.simulation.caller_state import preserved
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.output import words, write_folder
 from fedloom.simulation.output.files import OutputFolder
-from fedloom.simulation.output.history import INTERRUPTED, ClientRecord, Result, RoundRecord
+from fedloom.simulation.output.history import (
+    BY_CALLER,
+    INTERRUPTED,
+    ClientRecord,
+    Result,
+    RoundRecord,
+)
 from fedloom.simulation.output.progress import Progress
 from fedloom.simulation.output.summary import summary
 from fedloom.simulation.signature import check_takes
@@ -227,7 +233,7 @@ def _rounds(
                         on_client(client)
                 if on_round is not None and ends(on_round(record, read_only(simulation.params))):
                     simulation.save()
-                    return records, "stopped by the caller"
+                    return records, BY_CALLER
     except KeyboardInterrupt:
         simulation.save(noted=False)
         return records, INTERRUPTED

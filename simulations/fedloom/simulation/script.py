@@ -6,6 +6,7 @@ The settings become those of an experiment's file, with objects in the places of
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from fedloom.simulation import config, sources
 from fedloom.simulation.api import OnClient, OnRound, simulate
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels.metrics import Metric
-from fedloom.simulation.output.history import Result
+from fedloom.simulation.output.history import BY_CALLER, INTERRUPTED, Result
 from fedloom.simulation.partition.registry import decides
 from fedloom.simulation.training.evaluate import Evaluate
 from fedloom.strategies.registry import strategy_of
@@ -105,7 +106,7 @@ def run(
         out: folder for the report; None for none.
         resume: continue the simulation in `out`.
         accept_changes: with `resume`, continue also with changed code or examples; see `simulate`.
-        show: show the progress and a summary.
+        show: show the progress and a summary; without, a simulation that fails warns.
 
     Returns:
         Every round and the last model; see `Result.frame` and `Result.plot`.
@@ -153,7 +154,7 @@ def run(
     made = config.load(merged(values, changes))
     record = {**made.settings, "data": config.recorded(table, population)}
     experiment = replace(made, metrics=metrics or {}, evaluate=evaluate, settings=record)
-    return simulate(
+    result = simulate(
         experiment,
         out=out,
         resume=resume,
@@ -162,6 +163,14 @@ def run(
         on_client=on_client,
         show=show,
     )
+    if not show and result.stopped not in {"", INTERRUPTED, BY_CALLER}:
+        rounds = sum(record.state == "committed" for record in result.records)
+        warnings.warn(
+            f"The simulation ended after {rounds} of {experiment.spec.rounds} rounds: "
+            f"{result.stopped}",
+            stacklevel=2,
+        )
+    return result
 
 
 def _of_data(data: Any, given: dict[str, Any], seed: int) -> dict[str, Any]:

@@ -444,6 +444,7 @@ def _masking(recipe: Recipe) -> str:
         ),
         (metrics.per_client, "metrics.per_client = true", "only sums of metrics are known"),
         (bool(metrics.bins), f"metrics.bins = {metrics.bins}", "only sums of metrics are known"),
+        (bool(metrics.edges), "metrics.edges", "only sums of metrics are known"),
     )
     for found, what, why in refused:
         if found:

@@ -17,8 +17,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 from typing import Any, TypeAlias
 
@@ -31,6 +30,8 @@ QUARTILES = (0.25, 0.5, 0.75)
 """Quantiles that are always kept: the median and the interquartile range."""
 LEAST_CLIENTS = 3
 """With fewer, no client is outside the others."""
+MAX_EDGES = 1024
+"""Most edges of all given histograms: their counts are in the header of a site's sum."""
 _ROUNDING = 1e-9
 """Share of a value by which a mean of equal values may be off."""
 
@@ -48,6 +49,8 @@ class MetricsSettings:
             own `max_weight` by default.
         bins: of a histogram over clients, of equal width from the least to the largest; 0 for none.
         per_client: whether to keep every client's values, by name.
+        edges: by metric, the edges of a histogram over clients in place of `bins`: at least two,
+            ascending, and at most `MAX_EDGES` in all.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -60,6 +63,7 @@ class MetricsSettings:
     bins: int = 0
     per_client: bool = False
     max_weight: float | None = None
+    edges: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("enabled", "mean", "per_client"):
@@ -73,8 +77,28 @@ class MetricsSettings:
         if list(self.quantiles) != sorted(set(self.quantiles)):
             raise ValueError(f"Expected different quantiles, ascending, got {self.quantiles}.")
         check_count("bins", self.bins, at_least=0)
+        object.__setattr__(self, "edges", _checked_edges(self.edges))
         if self.max_weight is not None:
             check_number("max_weight", self.max_weight, above=0)
+
+
+def _checked_edges(given: Any) -> dict[str, tuple[float, ...]]:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"Expected edges by metric, such as {{loss = [0, 1, 2]}}, got {given!r}.")
+    for name, edges in given.items():
+        if isinstance(edges, str) or not isinstance(edges, Sequence):
+            raise TypeError(f"Expected edges.{name} as a list of numbers, got {edges!r}.")
+        for edge in edges:
+            check_number(f"edges.{name}", edge)
+        ascending = all(a < b for a, b in pairwise(edges))
+        if not (len(edges) >= 2 and ascending):
+            raise ValueError(
+                f"Expected edges.{name} as two or more different numbers, ascending, got "
+                f"{list(edges)[:8]}."
+            )
+    if (total := sum(map(len, given.values()))) > MAX_EDGES:
+        raise ValueError(f"Expected at most {MAX_EDGES} edges of all metrics, got {total}.")
+    return {name: tuple(map(float, edges)) for name, edges in given.items()}
 
 
 def summarize(reports: Iterable[Report], settings: MetricsSettings) -> dict[str, Any]:
@@ -126,7 +150,7 @@ class Summary:
             `disagree`, the metrics whose mean disagrees with the median, if any; `not_finite`, how
             many clients' values quantiles and histograms left out, if any; and on request
             `histograms`, by metric (`{"loss": {"edges": [...], "counts": [...]}}`, one edge more
-            than counts), and `clients`.
+            than counts; with given edges also how many are `below` and `above`), and `clients`.
         """
         if not self._num_examples:
             return {}
@@ -157,89 +181,19 @@ class Summary:
             if not ordered:
                 continue
             quantiles[name] = {f"{share:g}": quantile(ordered, share) for share in shares}
-            if self._settings.bins:
+            if given := self._settings.edges.get(name):
+                histograms[name] = fixed_histogram(given, counts_between(ordered, given))
+            elif self._settings.bins:
                 edges, counts = histogram(ordered, self._settings.bins)
                 histograms[name] = {"edges": edges, "counts": counts}
         found: dict[str, Any] = {"quantiles": quantiles}
-        if self._settings.bins:
+        if self._settings.bins or self._settings.edges:
             found["histograms"] = histograms
         if not_finite:
             found["not_finite"] = not_finite
         if differ:
             found["disagree"] = differ
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class SummedMetrics:
-    """The exact sums of some clients' metrics, which add up over groups of clients.
-
-    Attributes:
-        num_examples: of all clients.
-        values: by metric, numbers whose sum is that of weight times value, and likewise of the
-            weights.
-    """
-
-    num_examples: int = 0
-    values: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
-
-    def means(self) -> dict[str, float]:
-        """The weighted mean of each metric."""
-        return {
-            name: _sum(list(products)) / math.fsum(weights)
-            for name, (products, weights) in sorted(self.values.items())
-        }
-
-
-def summed(every: Iterable[SummedMetrics]) -> SummedMetrics:
-    """Add sums of metrics up; the means of the result do not depend on how clients are grouped.
-
-    >>> one = SummedMetrics(1, {"loss": ([0.5], [1.0])})
-    >>> three = SummedMetrics(3, {"loss": ([3.0], [3.0])})
-    >>> summed([one, three]).means()
-    {'loss': 0.875}
-    """
-    num_examples = 0
-    found: dict[str, tuple[list[float], list[float]]] = {}
-    for sums in every:
-        num_examples += sums.num_examples
-        for name, (products, weights) in sums.values.items():
-            mine = found.setdefault(name, ([], []))
-            mine[0].extend(products)
-            mine[1].extend(weights)
-    return SummedMetrics(
-        num_examples, {name: (_exact(p), _exact(w)) for name, (p, w) in sorted(found.items())}
-    )
-
-
-def metric_sums(
-    reports: Iterable[tuple[int, Mapping[str, float]]], max_weight: float | None = None
-) -> SummedMetrics:
-    """Return the sums of finite metrics of clients; their means are those of `weighted_mean`.
-
-    Args:
-        reports: `(num_examples, {name: value})` of each client, num_examples >= 0.
-        max_weight: limit of a client's weight, > 0; None for none.
-    """
-
-    def each() -> Iterable[SummedMetrics]:
-        for num_examples, values in reports:
-            weight = num_examples if max_weight is None else min(num_examples, max_weight)
-            counted = values if weight else {}
-            yield SummedMetrics(
-                num_examples, {n: ([weight * v], [float(weight)]) for n, v in counted.items()}
-            )
-
-    return summed(each())
-
-
-def _exact(terms: Sequence[float]) -> tuple[float, ...]:
-    """Return a few numbers with the same exact sum, the same for every list with that sum."""
-    rest, found = sum(map(Fraction, terms), Fraction()), []
-    while rest:
-        found.append(float(rest))
-        rest -= Fraction(found[-1])
-    return tuple(found) or (0.0,)
 
 
 def disagrees(mean: float, ordered: Sequence[float]) -> bool:
@@ -325,6 +279,26 @@ def histogram(ordered: Sequence[float], bins: int) -> tuple[list[float], list[in
     return [low, *inner, high], counts
 
 
+def counts_between(values: Iterable[float], edges: Sequence[float]) -> list[int]:
+    """Numbers of finite values below the first edge, in each bin, and above the last edge.
+
+    A value on an edge belongs to the bin above it, on the last edge to the last bin.
+
+    >>> counts_between([-1.0, 0.0, 0.5, 1.0, 2.0], [0.0, 1.0, 2.0])
+    [1, 2, 2, 0]
+    """
+    counts = [0] * (len(edges) + 1)
+    for value in values:
+        counts[len(edges) - 1 if value == edges[-1] else bisect_right(edges, value)] += 1
+    return counts
+
+
+def fixed_histogram(edges: Sequence[float], counts: Sequence[int]) -> dict[str, Any]:
+    """The histogram of what `counts_between` returned, as JSON values."""
+    below, *inner, above = counts
+    return {"edges": list(edges), "counts": inner, "below": below, "above": above}
+
+
 class _Columns:
     """The values of each metric and their weights, in arrays of float64.
 
@@ -365,10 +339,11 @@ class _Columns:
 
 
 def _mean(values: Iterable[float], weights: Sequence[float]) -> float:
-    return _sum(list(map(mul, weights, values))) / math.fsum(weights)
+    return exact_sum(list(map(mul, weights, values))) / math.fsum(weights)
 
 
-def _sum(terms: list[float]) -> float:
+def exact_sum(terms: list[float]) -> float:
+    """The sum, rounded once; NaN if a term is not finite, or the sum is past float64."""
     if not all(map(math.isfinite, terms)):
         return math.nan
     try:

@@ -54,10 +54,12 @@ LAZY = {
             "operator.clients:drain",
             "Let a client finish its task, then stop selecting it.",
         ),
+        ("shares", "operator.clients:shares", "Show how often clients were asked, by a label."),
         ("release", "operator.clients:release", "Select a client again after quarantine or drain."),
         ("revoke", "operator.clients:revoke", "Revoke a client and its certificates."),
         ("label", "operator.clients:label", "Set or remove labels of a client."),
         ("note", "operator.clients:note", "Set the note about a client."),
+        ("devices", "operator.clients:devices", "Register a site for a number of devices."),
         ("study", "operator.clients:study", "Move a client to a study."),
     )
 }

@@ -15,7 +15,8 @@ from fedloom.cli.common.options import config_option, json_option
 def client_health(config: Path, attending: bool) -> None:
     """Check whether this device's agent is alive: exit code 0, or 5 if it is not.
 
-    An agent that waits for an unreachable server is alive: a restart would not help.
+    An agent that waits for an unreachable server is alive: a restart would not help. One that
+    checks in (attendance = "check-in") needs no connection until its next check-in is due.
 
     \b
     Example:
@@ -31,9 +32,14 @@ def client_health(config: Path, attending: bool) -> None:
         raise UnavailableError(f"No agent runs on {state_dir}.")
     does = "has been connected to" if found.attends else "has waited for"
     text = f"The agent {does} {found.server} since {output.moment(found.since)}."
-    if attending and not found.attends:
+    if found.due_at:
+        text = f"The agent checks in with {found.server} next at {output.moment(found.due_at)}."
+    if attending and not found.attends and not found.due_at:
         raise UnavailableError(text)
     output.emit_text(
-        {"alive": True, "attends": found.attends, "server": found.server, "since": found.since},
+        {
+            "alive": True, "attends": found.attends, "server": found.server, "since": found.since,
+            "due_at": found.due_at or None,
+        },
         text,
-    )
+    )  # fmt: skip

@@ -20,7 +20,7 @@ def listing(found: dict[str, Any], empty: str) -> Any:
             c["name"],
             *([SUPERNODE if is_supernode(c["own_labels"]) else "agent"] if mixed else []),
             output.state(_status(c)),
-            "[green]●[/] online" if c["online"] else "[dim]○ offline[/]",
+            _presence(c),
             output.escape(c["task"] or "-"),
             success(c),
             *([output.escape(_last_error(c)) if c["failures"] else "-"] if failing else []),
@@ -44,10 +44,17 @@ def listing(found: dict[str, Any], empty: str) -> Any:
     return output.table_or(columns, rows, empty)
 
 
+def _presence(found: dict[str, Any]) -> str:
+    if found["online"]:
+        return "[green]●[/] online"
+    due_at = found.get("due_at")  # an older server does not say
+    return f"[dim]◌ due {output.ahead(due_at)}[/]" if due_at else "[dim]○ offline[/]"
+
+
 def _status(found: dict[str, Any]) -> str:
     """A client's state, without its presence and task."""
     state = str(found["state"])
-    return "active" if state in ("working", "idle", "offline") else state
+    return "active" if state in ("working", "idle", "offline", "due") else state
 
 
 def success(found: dict[str, Any]) -> str:
@@ -64,6 +71,29 @@ def _last_error(found: dict[str, Any]) -> str:
     if last is None:
         return "none"
     return f"{last['text']} ({last['run']}/{last['round']}, {output.moment(last['at'])})"
+
+
+def print_shares(found: dict[str, Any]) -> None:
+    """Print how often clients were asked, by the value of a label."""
+    rows = (
+        (
+            "-" if each["value"] is None else output.escape(each["value"]),
+            str(each["clients"]),
+            _share(each["clients"], found["clients"]),
+            str(each["asked"]),
+            _share(each["asked"], found["asked"]),
+            _share(each["counted"], each["asked"]),
+        )
+        for each in found["shares"]
+    )
+    columns = (
+        output.escape(found["label"]), ">CLIENTS", ">OF ALL", ">ASKED", ">OF ALL ASKED", ">COUNTED"
+    )  # fmt: skip
+    output.print_table(columns, rows, "No client has enrolled yet.")
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
 
 
 def show_detail(found: dict[str, Any], parts: list[dict[str, Any]]) -> None:
@@ -104,6 +134,8 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
     rate, level = found["success_rate"], found["success_level"]
     labels = {**found["own_labels"], **found["labels"]}
     away = f"last seen {output.moment(found['seen_at'])}"
+    if due_at := found.get("due_at"):
+        away += f", checks in {output.ahead(due_at)}"
     facts = [
         ("client", found["name"]),
         ("status", _status(found) + (f": {why}" if (why := hold or _failing(found)) else "")),

@@ -8,7 +8,7 @@ import click
 from fedloom.cli.common import output
 from fedloom.cli.common.options import F, server_options, study_filter_option
 from fedloom.cli.connection.api_client import Control
-from fedloom.cli.operator.client_view import listing, show_detail
+from fedloom.cli.operator.client_view import listing, print_shares, show_detail
 from fedloom.cli.operator.confirm import ASKED, act, action_options, reason_option, show_done
 from fedloom.cli.operator.watch import present, watch_option
 from fedloom.protocol.errors import UsageError
@@ -16,6 +16,7 @@ from fedloom.protocol.errors import UsageError
 STATES = (
     "online",
     "offline",
+    "due",
     "working",
     "idle",
     "failing",
@@ -24,6 +25,23 @@ STATES = (
     "drained",
     "revoked",
 )
+
+
+@click.command("shares")
+@click.argument("label", metavar="LABEL")
+@click.option("--run", metavar="RUN", default="", help="Rounds of this run alone.")
+@server_options
+def shares(label: str, run: str, directory: Path) -> None:
+    """Show how often rounds asked clients, by the value of a label.
+
+    A share of what was asked that is far from the share of clients shows whom rounds reach less.
+
+    \b
+    Example:
+      fedloom client shares region --run digits
+    """
+    found = Control(directory).get("client-shares", label=label, run=run)
+    output.emit(found, lambda: print_shares(found))
 
 
 def _clients_action(function: F) -> F:
@@ -210,3 +228,20 @@ def note(name: str, text: str, directory: Path) -> None:
     """
     done = Control(directory).post("clients", name, "note", body={"note": text})
     output.emit_text(done, f"{name}: {done['note'] or 'no note'}")
+
+
+@click.command()
+@click.argument("name")
+@click.argument("number", type=click.IntRange(1, 1 << 20))
+@server_options
+def devices(name: str, number: int, directory: Path) -> None:
+    """Register a site for another number of devices, the most in one of its sums.
+
+    A task of the site that is open keeps its places, but a larger sum is refused.
+
+    \b
+    Example:
+      fedloom client devices north 80
+    """
+    done = Control(directory).post("clients", name, "devices", body={"devices": number})
+    output.emit_text(done, done["consequence"])

@@ -67,6 +67,8 @@ def _head(view: View, width: int) -> list[Text]:
     busy = now["clients_online"] - now["clients_available"]
     fail = f", {now['clients_failing']} failing" if now["clients_failing"] else ""
     clients = f"{now['clients_online']} of {now['clients_enrolled']} clients online, {busy} busy"
+    if come := now.get("check_ins"):
+        clients += f", {come['expected']} check in"
     clients += f"{fail} "
     if health.cell_len + len(clients) + 2 > width:  # the headline has priority
         clients = f"{now['clients_online']}/{now['clients_enrolled']} online "

@@ -22,6 +22,7 @@ import grpc
 from fedloom.client.agent import trim_memory
 from fedloom.client.agent.condition_watch import ConditionWatch
 from fedloom.client.agent.device_reports import DeviceReporter
+from fedloom.client.agent.next_check_in import NextCheckIn
 from fedloom.client.agent.task_queue import TaskQueue
 from fedloom.client.agent.task_runner import TaskRunner
 from fedloom.client.agent.training_process import Program, TrainingProcess
@@ -55,6 +56,9 @@ REPORT_FAILURE_S = 1.0
 
 TRIM_AFTER_S = 5.0
 """Idle time after which memory is returned to the system."""
+
+LOOK_S = 30.0
+"""Longest sleep until the next check-in is looked at again."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -116,6 +120,8 @@ class Agent:
             enrolment=config.enrolment,
         )
         self._health = HealthFile(config.state_dir, config.server)
+        self._next_check_in = NextCheckIn(config.state_dir) if config.checks_in else None
+        self._dismissed = False
         self._away = False
         self._rejected = False
 
@@ -143,6 +149,7 @@ class Agent:
         watchdog = asyncio.ensure_future(keep_watchdog())
         try:
             while True:
+                await self._wait_for_check_in()
                 self._connection.greeted = False
                 begun = time.monotonic()
                 await self._renew_if_expired()
@@ -160,12 +167,14 @@ class Agent:
                     log.warning("the server ended the session: %s", refusal)
                     self._health.waits()
                 else:
-                    continue  # to use a renewed certificate
+                    continue  # to use a renewed certificate, or after a check-in
                 # Sessions that the server ends at once count as failures.
                 held = self._connection.greeted and time.monotonic() - begun >= longest
                 attempt = 0 if held else attempt + 1
                 if attempt % DIAGNOSE_EVERY == 2:
                     await self._diagnose()
+                if self._next_check_in and self._tasks.idle.is_set() and self._next_check_in.lost():
+                    continue
                 longest = min(self._config.reconnect_s, FIRST_BACKOFF_S * 2 ** min(attempt, 16))
                 await asyncio.sleep(JITTER.uniform(0, longest))
         finally:
@@ -174,6 +183,26 @@ class Agent:
             await self._tasks.stop()
             if self._tracer.on:
                 await asyncio.to_thread(self._tracer.close)
+
+    async def _wait_for_check_in(self) -> None:
+        """Wait until the next check-in is due, if this device checks in and has no task."""
+        due = self._next_check_in
+        if due is None or not due.left_s() or not self._tasks.idle.is_set():
+            return
+        at = due.due_at()
+        log.info("checks in next at %s", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)))
+        self._health.due(at)
+        while left_s := due.left_s():  # noqa: ASYNC110 - a time, no event
+            # Not all at once: while a device is suspended, this sleep does not go on.
+            await asyncio.sleep(min(left_s, LOOK_S))
+
+    async def _leave_when_idle(self, stream: Any, next_s: float) -> None:
+        """End a check-in once the last task is done."""
+        assert self._next_check_in is not None
+        await self._tasks.idle.wait()
+        self._next_check_in.told(next_s)
+        self._dismissed = True
+        stream.cancel()
 
     async def _renew_if_expired(self) -> None:
         if self._config.plaintext:
@@ -212,17 +241,20 @@ class Agent:
                 else self._renewal.when_due(channel, stream)
             )
             beside: list[asyncio.Task[None]] = []
+            self._dismissed = False
             try:
                 await self._renewal.learn_key(channel)
                 await self._connection.greet(stream)
                 self._away = False
                 self._health.attends()
+                if self._next_check_in:
+                    self._next_check_in.attends()
                 self._tasks.reconnected()
                 await self._tasks.ask_verdicts()
                 every_s = self._connection.device_every_s
                 beside.append(asyncio.ensure_future(self._trim_memory()))
                 beside.append(asyncio.ensure_future(self._device.send_all(every_s)))
-                await self._listen(stream)
+                await self._listen(stream, beside)
             except UnreadableError as error:
                 self._store.journal.note("refused", f"{error}", server=self._config.server)
                 raise
@@ -232,9 +264,10 @@ class Agent:
                 raise await transfer.failure(stream, self._config.server) from error
             except asyncio.CancelledError:
                 current = asyncio.current_task()
-                if not renewal.done() or (current is not None and current.cancelling()):
+                ours = renewal.done() or self._dismissed
+                if not ours or (current is not None and current.cancelling()):
                     raise
-                # Only the stream was cancelled: reconnect with the new certificate.
+                # Only the stream was cancelled: for the new certificate, or until the check-in.
             finally:
                 renewal.cancel()
                 for task in beside:
@@ -249,7 +282,7 @@ class Agent:
                 trim_memory.trim_all()
                 await self._tasks.busy.wait()
 
-    async def _listen(self, stream: Any) -> None:
+    async def _listen(self, stream: Any, beside: list[asyncio.Task[None]]) -> None:
         while (message := await stream.read()) is not grpc.aio.EOF:
             if message is None:
                 raise unreadable(self._config.server)
@@ -265,6 +298,9 @@ class Agent:
                     self._tasks.masking_step(message.masking)
                 case "site":
                     self._tasks.heard(message.site)
+                case "goodbye" if self._next_check_in:
+                    next_s = message.goodbye.next_check_in_s
+                    beside.append(asyncio.ensure_future(self._leave_when_idle(stream, next_s)))
                 case _:
                     log.debug("ignored a message of an unknown kind")
         raise await transfer.failure(stream, self._config.server)

@@ -345,6 +345,7 @@ class TaskQueue:
             self._account(header, offer, policy)
             with self._tracer.span("upload", bytes=header.size_bytes):
                 await self._connection.persist(lambda: self._upload(header))
+            self._runner.sent(header)
             name = self._connection.name
             log.info("%s: update of round %d of %s accepted", name, task.round, task.run)
             self._note("accepted", key, f"The server accepted the result of {_of(key)}.")

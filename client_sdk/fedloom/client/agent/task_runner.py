@@ -74,6 +74,10 @@ class TaskRunner(ABC):
         """The server says which sums of a run counted: of use to a site, not to a device."""
         log.debug("ignored a verdict on sums of %s", printable(verdict.run, 80))
 
+    def sent(self, header: fleet_pb2.UpdateHeader) -> None:
+        """The server has accepted an update: of use to a site, not to a device."""
+        log.debug("the update of round %d of %s was accepted", header.task.round, header.task.run)
+
     def runs_held(self) -> Sequence[str]:
         """Runs of the server that a site holds for its devices; a device holds none."""
         return ()

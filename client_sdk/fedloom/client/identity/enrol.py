@@ -1,7 +1,8 @@
 """Enrolment: a token from the operator becomes this device's identity.
 
 The private key is generated here and never leaves; the device sends a certificate request. The
-server is trusted at first contact because the token pins its root.
+server is trusted at first contact because the token pins its root. The key is stored before the
+request: if the answer is lost, the same command enrols this device by the same token.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from fedloom.client.network import diagnosis
 from fedloom.client.owner.policy import template as policy_template
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.atomic_files import write_whole
+from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
 from fedloom.protocol.transport import methods
 from fedloom.protocol.trust import identity
@@ -50,14 +52,16 @@ async def enrol(server: str, token: str, config: Path) -> str:
         like = address.strip("/") if scheme else "fl.example.org:7444"
         raise UsageError(f"Expected --server as host:port, such as {like}, got {server!r}.")
     _check_new(config)
-    pin = parse_token(token).pin
+    parsed = parse_token(token)
     _check_writable(config)  # before the token is used up
-    root = await asyncio.to_thread(fetch_root, host.strip("[]"), int(port), pin, CONTACT_S)
-    key = identity.generate_key()
+    root = await asyncio.to_thread(fetch_root, host.strip("[]"), int(port), parsed.pin, CONTACT_S)
+    pem = await asyncio.to_thread(ClientStore(config.parent / STATE).enrolment_key, parsed.id)
+    key = identity.key_from_pem(pem)
     request = enrolment_pb2.EnrolRequest(
         protocol_versions=PROTOCOL_VERSIONS, token=token.strip(), csr_pem=identity.build_csr(key)
     )
     issued = await _call(server, root, request)
+    crossing("client.enrol.issued")
     await asyncio.to_thread(_keep, config, identity.key_to_pem(key), issued, server)
     return issued.client
 
@@ -91,7 +95,7 @@ def _keep(
             f"{len(issued.signing_key)}: upgrade the server."
         )
     store.save_identity(key_pem, issued.chain_pem, issued.root_pem, issued.signing_key)
-    fleet = f"{server.rpartition(':')[0]}:{issued.fleet_port}"
+    fleet = issued.fleet_address or f"{server.rpartition(':')[0]}:{issued.fleet_port}"
     store.journal.note(
         "enrolled",
         f"This device became {issued.client} of the federation {issued.federation} at {fleet}, "
@@ -133,6 +137,6 @@ def _check_port(server: str) -> None:
     if not diagnosis.welcomes_strangers(server):
         raise UsageError(
             f"{server} is the port for enrolled clients, got a device without a certificate. Enrol "
-            "at the server's enrolment port, by default 7444: `fedloom server run` logs both. The "
-            "token is still valid."
+            "at the server's enrolment port, by default 7444: `fedloom server run` logs both; or "
+            f"at enroll.{server}, if all are behind one port. The token is still valid."
         )

@@ -22,15 +22,16 @@ from fedloom.client.network.connection import CONNECT_S, Connection
 from fedloom.client.owner import journal
 from fedloom.client.owner.policy_gate import FILE as ROUNDS
 from fedloom.client.state.health_file import FILE as AGENT
+from fedloom.client.state.identity_files import ENROLMENT, IDENTITY, NOISE, RENEWAL
 from fedloom.client.state.process_lock import FILE as LOCK
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol import positional_files
+from fedloom.protocol.atomic_files import sync_directory
 from fedloom.protocol.errors import Code, FedloomError, Refusal
 from fedloom.protocol.transport import methods
-from fedloom.protocol.trust.private_files import sync_directory
 from fedloom.protocol.v1 import fleet_pb2
 
-KEYS = ("identity.pem", "noise.key")
+KEYS = (IDENTITY, NOISE, RENEWAL, ENROLMENT)
 FILES = ("root.pem", "signing.pub", "room", LOCK, "answered.json", ROUNDS, AGENT)
 FOLDERS = ("models", "outbox", "memory", "promoted", "checkpoints", "flower")
 

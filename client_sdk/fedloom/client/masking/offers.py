@@ -16,7 +16,7 @@ from fedloom.client.masking.record import MaskedRecord, MaskedUpdate
 from fedloom.client.owner.policy import MaskingPolicy, PolicyError
 from fedloom.protocol.errors import Code, IntegrityError, Refusal
 from fedloom.protocol.masking import MaskingFloors, terms_of
-from fedloom.protocol.task_description import TaskDescription, task_seed
+from fedloom.protocol.task_description import TaskDescription, name_in_tree, task_seed
 from fedloom.protocol.task_message import from_message
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.exact.fixed_point import EXPONENT_LIMIT
@@ -97,6 +97,7 @@ def _check(offer: fleet_pb2.Task, client: str, federation: str) -> None:
         Refusal: MASKING_REFUSED; the message names the field.
     """
     masking, train = offer.masking, offer.train
+    name = name_in_tree(masking.site, client)
     checks: tuple[tuple[str, Callable[[], bool], object], ...] = (
         ("a task to train or evaluate", lambda: offer.kind in _KINDS, offer.kind),
         (f"sum_bits of {SUM_BITS}", lambda: masking.sum_bits in SUM_BITS, masking.sum_bits),
@@ -121,8 +122,8 @@ def _check(offer: fleet_pb2.Task, client: str, federation: str) -> None:
         ("no compression", lambda: not offer.compression.codec, offer.compression.codec),
         ("whole updates", lambda: not train.tensor_share, "a share of them"),
         (
-            "the seed that follows from masking.run_seed and this client's name",
-            lambda: offer.seed == task_seed(masking.run_seed, offer.key.round, client),
+            "the seed that follows from masking.run_seed, masking.site and this client's name",
+            lambda: offer.seed == task_seed(masking.run_seed, offer.key.round, name),
             offer.seed,
         ),
     )

@@ -16,10 +16,10 @@ from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
 from fedloom.client.state.store import ClientStore
-from fedloom.protocol.atomic_files import write_whole
+from fedloom.protocol.atomic_files import sync_directory, write_whole
 from fedloom.protocol.masking import Slices, terms_of
 from fedloom.protocol.masking.body import Bytes
-from fedloom.protocol.trust.private_files import private_opener, sync_directory
+from fedloom.protocol.trust.private_files import private_opener
 from fedloom.protocol.updates.masked_parts import to_parts
 from fedloom.protocol.v1 import fleet_pb2
 
@@ -91,7 +91,6 @@ class MaskedOutbox:
             parts=to_parts(slices),
         )
         write_whole(self._path(_HEADER), header.SerializeToString(), sync=True, mode=0o600)
-        sync_directory(self.body.parent)
         return header
 
     def remove_plain(self) -> None:

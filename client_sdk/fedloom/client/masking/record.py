@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fedloom.protocol.atomic_files import write_whole
+from fedloom.protocol.atomic_files import sync_directory, write_whole
 from fedloom.protocol.errors import Code, IntegrityError, Refusal
-from fedloom.protocol.trust.private_files import sync_directory
 from fedloom.protocol.v1 import fleet_pb2
 
 FOLDER: Final = "masking"
@@ -186,7 +185,6 @@ class MaskedRecord:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         path = self._path(update.federation, update.run)
         write_whole(path, json.dumps(known), sync=True, mode=0o600)
-        sync_directory(self._folder)
         sync_directory(self._folder.parent)
 
 

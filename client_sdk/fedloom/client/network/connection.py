@@ -140,6 +140,7 @@ class Connection:
             sdk_version=f"fedloom/{__version__}",
             labels=self._config.labels,
             nonce=b"" if self.trust is None else self.trust.begin(),
+            check_in=self._config.checks_in,
         )
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -167,13 +168,13 @@ class Connection:
         ahead_s = time.time() - unix_time
         if self._server_booted is None and abs(ahead_s) > CLOCK_S:
             log.warning("this device's clock is %+.0f s from the server's", ahead_s)
-        self._server_booted = unix_time - _since_boot_s()
+        self._server_booted = unix_time - since_boot_s()
 
     def now(self) -> datetime:
         """The server's time; this device's if the server's is unknown."""
         if self._server_booted is None:
             return datetime.now(UTC)
-        return datetime.fromtimestamp(self._server_booted + _since_boot_s(), UTC)
+        return datetime.fromtimestamp(self._server_booted + since_boot_s(), UTC)
 
     async def send(self, message: fleet_pb2.ClientMessage) -> None:
         """Send a message on the stream, if there is one. It may be lost.
@@ -253,8 +254,8 @@ class Connection:
             trying.cancel()
 
 
-def _since_boot_s() -> float:
-    """A clock that cannot be set; if the system supports it, it also runs during suspend."""
+def since_boot_s() -> float:
+    """A clock that cannot be set, seconds; if the system can, it also runs during suspend."""
     if sys.platform == "win32":
         return time.monotonic()  # it runs during suspend
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

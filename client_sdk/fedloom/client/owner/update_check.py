@@ -16,6 +16,7 @@ from fedloom.client.owner.policy import Policy, PolicyError
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.tensors.container import read_layout
 from fedloom.protocol.tensors.file_arrays import stored_params
+from fedloom.protocol.updates.compression import weights_name
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.exact.lazy_arrays import Values, pieces_of
 
@@ -85,6 +86,9 @@ def _check_body(header: fleet_pb2.UpdateHeader, body: Path) -> None:
             *(f"{part.values}.{role}" for role in part.encoding.arrays),
         )
     }
+    if header.HasField("site"):
+        every = zip(header.parts, header.site.tensors, strict=True)
+        named |= {weights_name(part) for part, tensor in every if tensor.HasField("weights")}
     if not header.size_bytes:
         return
     try:

@@ -53,15 +53,25 @@ class HealthFile:
             self._write(attends=False)
             notify(f"STATUS=Waits for {self._server}")
 
+    def due(self, at: float) -> None:
+        """It checks in at this time, seconds since the epoch."""
+        self._write(attends=False, due_at=at)
+        notify(
+            f"STATUS=Checks in with {self._server} at {time.strftime('%H:%M', time.localtime(at))}"
+        )
+
     def ends(self) -> None:
         """The agent is stopping."""
         notify("STOPPING=1")
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
-    def _write(self, *, attends: bool) -> None:
-        self._attends = attends
-        status = {"pid": os.getpid(), "attends": attends, "server": self._server, "at": time.time()}
+    def _write(self, *, attends: bool, due_at: float = 0.0) -> None:
+        self._attends = None if due_at else attends
+        status = {
+            "pid": os.getpid(), "attends": attends, "server": self._server, "at": time.time(),
+            "due_at": due_at,
+        }  # fmt: skip
         with suppress(OSError):
             write_whole(self._path, json.dumps(status), mode=0o600)
 
@@ -75,12 +85,14 @@ class AgentHealth:
         attends: it is connected.
         server: host:port.
         since: Unix time of the last change.
+        due_at: Unix time of its next check-in; 0 while it is connected, or tries to be.
     """
 
     alive: bool
     attends: bool = False
     server: str = ""
     since: float = 0.0
+    due_at: float = 0.0
 
 
 def read_health(state_dir: Path) -> AgentHealth:
@@ -92,8 +104,9 @@ def read_health(state_dir: Path) -> AgentHealth:
     except (OSError, ValueError, KeyError, TypeError):
         return AgentHealth(False)
     return AgentHealth(
-        True, bool(status.get("attends")), str(status.get("server")), float(status.get("at", 0))
-    )
+        True, bool(status.get("attends")), str(status.get("server")), float(status.get("at", 0)),
+        float(status.get("due_at", 0)),
+    )  # fmt: skip
 
 
 def _is_alive(pid: int, state_dir: Path) -> bool:

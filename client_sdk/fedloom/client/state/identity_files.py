@@ -28,6 +28,8 @@ ENROL = "enrol again with a new token: move client.toml away, then `fedloom clie
 IDENTITY, ROOT, SIGNING, NOISE = "identity.pem", "root.pem", "signing.pub", "noise.key"
 RENEWAL = "renewal.key"
 """The key of a renewal that has begun; it is the same until a certificate over it is stored."""
+ENROLMENT = "enrolment.key"
+"""Likewise of an enrolment, after the id of its token."""
 _LABEL = re.compile(rb"-----(BEGIN|END) ([A-Z0-9 ]{1,40})-----")
 
 

@@ -61,6 +61,7 @@ class ClientStore:
         directory: as given.
         journal: of what left this device.
         keep: models to keep when another one arrives.
+        keeps_differences: whether they stay when a model was made from them, to be passed on.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -77,6 +78,7 @@ class ClientStore:
         self._verified: set[str] = set()
         self._checked: set[str] = set()
         self.keep = KEEP_MODELS
+        self.keeps_differences = False
 
     # ---- identity ----------------------------------------------------------------------------
 
@@ -101,7 +103,8 @@ class ClientStore:
             self.trust(signing_key)
         crossing("client.identity.root")
         write_private(self.identity_path, key_pem + chain_pem)
-        (self.directory / identity_files.RENEWAL).unlink(missing_ok=True)
+        for name in (identity_files.RENEWAL, identity_files.ENROLMENT):
+            (self.directory / name).unlink(missing_ok=True)
 
     def renewal_key(self) -> bytes:
         """The private key to renew with, PKCS#8 in PEM; the same until an identity is stored.
@@ -112,11 +115,27 @@ class ClientStore:
         Raises:
             OSError: the disk has no room for a key.
         """
-        path = self.directory / identity_files.RENEWAL
+        return self._key_until_stored(identity_files.RENEWAL)
+
+    def enrolment_key(self, token_id: str) -> bytes:
+        """The private key to enrol with, PKCS#8 in PEM; the same for a token until it is used.
+
+        If the server's answer is lost, the same key gets a certificate by the same token. Another
+        token has another key: the disk may have been copied to another device.
+
+        Raises:
+            OSError: the disk has no room for a key.
+        """
+        return self._key_until_stored(identity_files.ENROLMENT, f"{token_id}\n".encode())
+
+    def _key_until_stored(self, name: str, head: bytes = b"") -> bytes:
+        path = self.directory / name
         with suppress(FileNotFoundError, UsageError, IntegrityError):
-            return key_to_pem(key_from_pem(read_private(path)))
+            stored = read_private(path)
+            if stored.startswith(head):
+                return key_to_pem(key_from_pem(stored[len(head) :]))
         pem = key_to_pem(generate_key())
-        write_private(path, pem)
+        write_private(path, head + pem)
         return pem
 
     def trust(self, signing_key: bytes) -> None:
@@ -239,7 +258,7 @@ class ClientStore:
         return path
 
     def advance(self, base: str, steps: Sequence[str], digest: str) -> None:
-        """Make a model from a stored one and stored differences, which are removed.
+        """Make a model from a stored one and stored differences, which are removed by default.
 
         Raises:
             IntegrityError: they do not lead to that model.
@@ -253,7 +272,7 @@ class ClientStore:
             with open(self._part_path(digest), "wb", opener=private_opener) as file:
                 got = write_params(file, params, manifest.dtypes)
         finally:
-            for step in steps:
+            for step in () if self.keeps_differences else steps:
                 self.model_path(step).unlink(missing_ok=True)
         if got != digest:
             self._part_path(digest).unlink()

@@ -75,6 +75,7 @@ class Node:
     def __init__(
         self, folder: Path, app: AppBundle, places: Places, *, client_fn: bool, evaluates: bool
     ) -> None:
+        settings.load(folder / CONFIG, {}).require_stream("a SuperNode")
         self._loop = asyncio.get_running_loop()
         self.key = (folder / KEY).read_bytes()
         self.client = name_of(folder)

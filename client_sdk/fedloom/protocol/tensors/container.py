@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol import positional_files
+from fedloom.protocol.atomic_files import sync_directory
 from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
 from fedloom.strategies.exact.lazy_arrays import Pieces, Values, pieces_of
 
@@ -372,12 +373,3 @@ def write_file(
     temporary.replace(path)
     sync_directory(path.parent)
     return digest
-
-
-def sync_directory(path: Path) -> None:
-    """Make renames in a directory durable."""
-    handle = os.open(path, os.O_RDONLY | positional_files.BINARY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from fedloom.protocol.atomic_files import sync_directory
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.positional_files import BINARY, NO_LINK
 
@@ -128,17 +129,6 @@ def read_private(path: Path) -> bytes:
                 f"chmod 600 {path}; and where others use this machine, replace the key."
             )
         return file.read()
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
-    if sys.platform == "win32":
-        return  # it opens no directories
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _create(path: Path, data: bytes) -> None:

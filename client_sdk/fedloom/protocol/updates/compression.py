@@ -140,6 +140,11 @@ def array_name(values: str, role: str) -> str:
     return f"{values}.{role}"
 
 
+def weights_name(part: fleet_pb2.Part) -> str:
+    """Name in the body of the weights per coordinate of a part of a site's sum."""
+    return array_name(part.values, "weights")
+
+
 # ---- the sender ----------------------------------------------------------------------------------
 
 

@@ -102,8 +102,8 @@ def check_header(
     check_compression(header.compression, limits.codec)
     method = limits.codec if header.compression.codec else None
     planned = [_plan(part, limits, manifest, method) for part in header.parts]
-    _check_unique([(p.group, p.tensor) for p in planned])
-    _check_unique([name for p in planned for name in p.names])
+    check_unique([(p.group, p.tensor) for p in planned])
+    check_unique([name for p in planned for name in p.names])
     for group in limits.groups:
         covered = {p.tensor: p.coverage for p in planned if p.group == group}
         check_ranks(covered, limits, manifest)
@@ -183,7 +183,12 @@ def check_metrics(num_examples: int, values: Mapping[str, float]) -> None:
             )
 
 
-def _check_unique(names: Sequence[object]) -> None:
+def check_unique(names: Sequence[object]) -> None:
+    """Check that names differ.
+
+    Raises:
+        Refusal: DUPLICATE_TENSOR.
+    """
     seen: set[object] = set()
     for name in names:
         if name in seen:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from fedloom.protocol.v1 import signing_pb2 as fedloom_dot_protocol_dot_v1_dot_signing__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#fedloom/protocol/v1/enrolment.proto\x12\nfedloom.v1\x1a!fedloom/protocol/v1/signing.proto\"I\n\x0c\x45nrolRequest\x12\x19\n\x11protocol_versions\x18\x01 \x03(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07\x63sr_pem\x18\x03 \x01(\x0c\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07\x63sr_pem\x18\x01 \x01(\x0c\"j\n\x10LateRenewRequest\x12\x19\n\x11protocol_versions\x18\x01 \x03(\r\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x02 \x01(\x0c\x12\x0f\n\x07\x63sr_pem\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"\xc8\x01\n\x11IssuedCertificate\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\x11\n\tchain_pem\x18\x03 \x01(\x0c\x12\x10\n\x08root_pem\x18\x04 \x01(\x0c\x12\x12\n\nfleet_port\x18\x05 \x01(\r\x12\x13\n\x0bsigning_key\x18\x06 \x01(\x0c\x12.\n\rsigning_chain\x18\x07 \x03(\x0b\x32\x17.fedloom.v1.Endorsement\x12\x11\n\tunix_time\x18\n \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#fedloom/protocol/v1/enrolment.proto\x12\nfedloom.v1\x1a!fedloom/protocol/v1/signing.proto\"I\n\x0c\x45nrolRequest\x12\x19\n\x11protocol_versions\x18\x01 \x03(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07\x63sr_pem\x18\x03 \x01(\x0c\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07\x63sr_pem\x18\x01 \x01(\x0c\"j\n\x10LateRenewRequest\x12\x19\n\x11protocol_versions\x18\x01 \x03(\r\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x02 \x01(\x0c\x12\x0f\n\x07\x63sr_pem\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"\xdf\x01\n\x11IssuedCertificate\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\x11\n\tchain_pem\x18\x03 \x01(\x0c\x12\x10\n\x08root_pem\x18\x04 \x01(\x0c\x12\x12\n\nfleet_port\x18\x05 \x01(\r\x12\x13\n\x0bsigning_key\x18\x06 \x01(\x0c\x12.\n\rsigning_chain\x18\x07 \x03(\x0b\x32\x17.fedloom.v1.Endorsement\x12\x11\n\tunix_time\x18\n \x01(\x01\x12\x15\n\rfleet_address\x18\x0b \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,5 +39,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LATERENEWREQUEST']._serialized_start=194
   _globals['_LATERENEWREQUEST']._serialized_end=300
   _globals['_ISSUEDCERTIFICATE']._serialized_start=303
-  _globals['_ISSUEDCERTIFICATE']._serialized_end=503
+  _globals['_ISSUEDCERTIFICATE']._serialized_end=526
 # @@protoc_insertion_point(module_scope)

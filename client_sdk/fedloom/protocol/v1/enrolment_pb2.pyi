@@ -36,7 +36,7 @@ class LateRenewRequest(_message.Message):
     def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., certificate_pem: _Optional[bytes] = ..., csr_pem: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class IssuedCertificate(_message.Message):
-    __slots__ = ("federation", "client", "chain_pem", "root_pem", "fleet_port", "signing_key", "signing_chain", "unix_time")
+    __slots__ = ("federation", "client", "chain_pem", "root_pem", "fleet_port", "signing_key", "signing_chain", "unix_time", "fleet_address")
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     CHAIN_PEM_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class IssuedCertificate(_message.Message):
     SIGNING_KEY_FIELD_NUMBER: _ClassVar[int]
     SIGNING_CHAIN_FIELD_NUMBER: _ClassVar[int]
     UNIX_TIME_FIELD_NUMBER: _ClassVar[int]
+    FLEET_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     federation: str
     client: str
     chain_pem: bytes
@@ -53,4 +54,5 @@ class IssuedCertificate(_message.Message):
     signing_key: bytes
     signing_chain: _containers.RepeatedCompositeFieldContainer[_signing_pb2.Endorsement]
     unix_time: float
-    def __init__(self, federation: _Optional[str] = ..., client: _Optional[str] = ..., chain_pem: _Optional[bytes] = ..., root_pem: _Optional[bytes] = ..., fleet_port: _Optional[int] = ..., signing_key: _Optional[bytes] = ..., signing_chain: _Optional[_Iterable[_Union[_signing_pb2.Endorsement, _Mapping]]] = ..., unix_time: _Optional[float] = ...) -> None: ...
+    fleet_address: str
+    def __init__(self, federation: _Optional[str] = ..., client: _Optional[str] = ..., chain_pem: _Optional[bytes] = ..., root_pem: _Optional[bytes] = ..., fleet_port: _Optional[int] = ..., signing_key: _Optional[bytes] = ..., signing_chain: _Optional[_Iterable[_Union[_signing_pb2.Endorsement, _Mapping]]] = ..., unix_time: _Optional[float] = ..., fleet_address: _Optional[str] = ...) -> None: ...

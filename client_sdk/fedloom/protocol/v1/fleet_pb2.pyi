@@ -69,7 +69,7 @@ class ClientMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., offer_reply: _Optional[_Union[OfferReply, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., device: _Optional[_Union[DeviceReport, _Mapping]] = ..., masking: _Optional[_Union[MaskingMessage, _Mapping]] = ..., site: _Optional[_Union[SiteRuns, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_versions", "client", "sdk_version", "labels", "nonce")
+    __slots__ = ("protocol_versions", "client", "sdk_version", "labels", "nonce", "check_in")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -82,12 +82,14 @@ class Hello(_message.Message):
     SDK_VERSION_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    CHECK_IN_FIELD_NUMBER: _ClassVar[int]
     protocol_versions: _containers.RepeatedScalarFieldContainer[int]
     client: str
     sdk_version: str
     labels: _containers.ScalarMap[str, str]
     nonce: bytes
-    def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., sdk_version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+    check_in: bool
+    def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., sdk_version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., nonce: _Optional[bytes] = ..., check_in: _Optional[bool] = ...) -> None: ...
 
 class OfferReply(_message.Message):
     __slots__ = ("task", "accepted", "reason", "again_s")
@@ -156,13 +158,14 @@ class Gpu(_message.Message):
     def __init__(self, name: _Optional[str] = ..., busy: _Optional[float] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., temperature: _Optional[float] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "offer", "withdraw", "signed_offer", "masking", "site", "traceparent")
+    __slots__ = ("welcome", "offer", "withdraw", "signed_offer", "masking", "site", "goodbye", "traceparent")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     WITHDRAW_FIELD_NUMBER: _ClassVar[int]
     SIGNED_OFFER_FIELD_NUMBER: _ClassVar[int]
     MASKING_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     offer: Task
@@ -170,8 +173,9 @@ class ServerMessage(_message.Message):
     signed_offer: SignedOffer
     masking: MaskingStep
     site: SiteVerdict
+    goodbye: Goodbye
     traceparent: str
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[_Union[Task, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., signed_offer: _Optional[_Union[SignedOffer, _Mapping]] = ..., masking: _Optional[_Union[MaskingStep, _Mapping]] = ..., site: _Optional[_Union[SiteVerdict, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[_Union[Task, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., signed_offer: _Optional[_Union[SignedOffer, _Mapping]] = ..., masking: _Optional[_Union[MaskingStep, _Mapping]] = ..., site: _Optional[_Union[SiteVerdict, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class SignedOffer(_message.Message):
     __slots__ = ("statement", "signature", "task")
@@ -218,6 +222,12 @@ class Withdraw(_message.Message):
     task: TaskKey
     reason: str
     def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ("next_check_in_s",)
+    NEXT_CHECK_IN_S_FIELD_NUMBER: _ClassVar[int]
+    next_check_in_s: float
+    def __init__(self, next_check_in_s: _Optional[float] = ...) -> None: ...
 
 class MaskingMessage(_message.Message):
     __slots__ = ("task", "attempt", "ready", "shares", "complaint", "agreement", "reveal", "closing")
@@ -379,7 +389,7 @@ class SiteVerdict(_message.Message):
     def __init__(self, run: _Optional[str] = ..., counted: _Optional[int] = ..., over: _Optional[int] = ..., ended: _Optional[bool] = ...) -> None: ...
 
 class Masking(_message.Message):
-    __slots__ = ("attempt", "sum_bits", "exponent", "group", "run_seed", "metrics", "max_examples", "session_s")
+    __slots__ = ("attempt", "sum_bits", "exponent", "group", "run_seed", "metrics", "max_examples", "session_s", "site")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -395,6 +405,7 @@ class Masking(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     MAX_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     SESSION_S_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     sum_bits: int
     exponent: int
@@ -403,7 +414,8 @@ class Masking(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     max_examples: int
     session_s: float
-    def __init__(self, attempt: _Optional[int] = ..., sum_bits: _Optional[int] = ..., exponent: _Optional[int] = ..., group: _Optional[int] = ..., run_seed: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., max_examples: _Optional[int] = ..., session_s: _Optional[float] = ...) -> None: ...
+    site: str
+    def __init__(self, attempt: _Optional[int] = ..., sum_bits: _Optional[int] = ..., exponent: _Optional[int] = ..., group: _Optional[int] = ..., run_seed: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., max_examples: _Optional[int] = ..., session_s: _Optional[float] = ..., site: _Optional[str] = ...) -> None: ...
 
 class Adapters(_message.Message):
     __slots__ = ("aggregate", "scale", "rest")
@@ -584,7 +596,7 @@ class UpdateHeader(_message.Message):
     def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., client: _Optional[str] = ..., model_digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., weight: _Optional[float] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., training: _Optional[_Union[Metrics, _Mapping]] = ..., evaluation: _Optional[_Union[Metrics, _Mapping]] = ..., scalars: _Optional[_Mapping[str, float]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., masking_session: _Optional[bytes] = ..., site: _Optional[_Union[SiteSum, _Mapping]] = ...) -> None: ...
 
 class SiteSum(_message.Message):
-    __slots__ = ("devices", "exponent", "narrow", "tensors", "nonzero", "vanished", "training", "evaluation", "members")
+    __slots__ = ("devices", "exponent", "narrow", "tensors", "nonzero", "vanished", "training", "evaluation", "members", "updates")
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     EXPONENT_FIELD_NUMBER: _ClassVar[int]
     NARROW_FIELD_NUMBER: _ClassVar[int]
@@ -594,6 +606,7 @@ class SiteSum(_message.Message):
     TRAINING_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
     devices: int
     exponent: int
     narrow: bool
@@ -603,7 +616,8 @@ class SiteSum(_message.Message):
     training: SiteMetrics
     evaluation: SiteMetrics
     members: _containers.RepeatedCompositeFieldContainer[SiteMember]
-    def __init__(self, devices: _Optional[int] = ..., exponent: _Optional[int] = ..., narrow: _Optional[bool] = ..., tensors: _Optional[_Iterable[_Union[SiteTensor, _Mapping]]] = ..., nonzero: _Optional[int] = ..., vanished: _Optional[int] = ..., training: _Optional[_Union[SiteMetrics, _Mapping]] = ..., evaluation: _Optional[_Union[SiteMetrics, _Mapping]] = ..., members: _Optional[_Iterable[_Union[SiteMember, _Mapping]]] = ...) -> None: ...
+    updates: int
+    def __init__(self, devices: _Optional[int] = ..., exponent: _Optional[int] = ..., narrow: _Optional[bool] = ..., tensors: _Optional[_Iterable[_Union[SiteTensor, _Mapping]]] = ..., nonzero: _Optional[int] = ..., vanished: _Optional[int] = ..., training: _Optional[_Union[SiteMetrics, _Mapping]] = ..., evaluation: _Optional[_Union[SiteMetrics, _Mapping]] = ..., members: _Optional[_Iterable[_Union[SiteMember, _Mapping]]] = ..., updates: _Optional[int] = ...) -> None: ...
 
 class SiteMember(_message.Message):
     __slots__ = ("name", "devices", "members")
@@ -616,14 +630,24 @@ class SiteMember(_message.Message):
     def __init__(self, name: _Optional[str] = ..., devices: _Optional[int] = ..., members: _Optional[_Iterable[_Union[SiteMember, _Mapping]]] = ...) -> None: ...
 
 class SiteTensor(_message.Message):
-    __slots__ = ("units", "bits", "low")
+    __slots__ = ("units", "bits", "low", "weights")
     UNITS_FIELD_NUMBER: _ClassVar[int]
     BITS_FIELD_NUMBER: _ClassVar[int]
     LOW_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     units: bytes
     bits: int
     low: int
-    def __init__(self, units: _Optional[bytes] = ..., bits: _Optional[int] = ..., low: _Optional[int] = ...) -> None: ...
+    weights: SiteWeights
+    def __init__(self, units: _Optional[bytes] = ..., bits: _Optional[int] = ..., low: _Optional[int] = ..., weights: _Optional[_Union[SiteWeights, _Mapping]] = ...) -> None: ...
+
+class SiteWeights(_message.Message):
+    __slots__ = ("bits", "low")
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    bits: int
+    low: int
+    def __init__(self, bits: _Optional[int] = ..., low: _Optional[int] = ...) -> None: ...
 
 class SiteMetrics(_message.Message):
     __slots__ = ("num_examples", "values")
@@ -641,12 +665,18 @@ class SiteMetrics(_message.Message):
     def __init__(self, num_examples: _Optional[int] = ..., values: _Optional[_Mapping[str, SiteMetric]] = ...) -> None: ...
 
 class SiteMetric(_message.Message):
-    __slots__ = ("products", "weights")
+    __slots__ = ("products", "weights", "least", "most", "counts")
     PRODUCTS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     products: _containers.RepeatedScalarFieldContainer[float]
     weights: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, products: _Optional[_Iterable[float]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
+    least: float
+    most: float
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, products: _Optional[_Iterable[float]] = ..., weights: _Optional[_Iterable[float]] = ..., least: _Optional[float] = ..., most: _Optional[float] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Metrics(_message.Message):
     __slots__ = ("num_examples", "values")

@@ -26,7 +26,8 @@ class Site:
         url: without a path; empty if it does not listen.
         hosts: names allowed in the Host header, lower case.
         secure: whether browsers use TLS.
-        behind_proxy: whether addresses forwarded by a reverse proxy on this machine are trusted.
+        behind_proxy: whether addresses forwarded by a reverse proxy on this machine are trusted;
+            not those of a proxy that passes TLS on, which cannot add a header.
     """
 
     url: str = ""
@@ -65,15 +66,16 @@ class Site:
 def make_site(config: ServerConfig, port: int, *, tls: bool) -> Site:
     """The site of a console that listens on `port`, by the server's settings."""
     host = split_address(config.console, "console")[0] if ":" in config.console else _ALWAYS[1]
-    public = urlsplit(config.console_url)
-    names = {*_ALWAYS, *config.names, host, public.hostname or host}
+    given = config.console_url if config.public is None else config.public.console
+    public = urlsplit(given)
+    names = {*_ALWAYS, *config.certificate_names, host, public.hostname or host}
     shown = host
     if host in ("0.0.0.0", "::", "*"):  # noqa: S104 - compared, not bound
         shown = next((name for name in config.names if name not in _ALWAYS), config.names[0])
     shown = f"[{shown}]" if ":" in shown else shown
     own = f"{'https' if tls else 'http'}://{shown}:{port}"
     return Site(
-        url=config.console_url.rstrip("/") or own,
+        url=given.rstrip("/") or own,
         hosts=frozenset(name.lower() for name in names),
         secure=tls or public.scheme == "https",
         behind_proxy=bool(config.console_url),

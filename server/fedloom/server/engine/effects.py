@@ -4,14 +4,19 @@
 None stands for the open round.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class Opened:
-    """The cohort is chosen. Store it before the offers that follow are sent."""
+    """The cohort is chosen. Store it before the offers that follow are sent.
 
-    cohort: tuple[str, ...]
+    Attributes:
+        cohort: its clients in the order of the offers; `Candidates` if drawn from a roster.
+    """
+
+    cohort: Sequence[str]
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from fedloom.protocol.errors import Code, IntegrityError, UsageError
+from fedloom.strategies.selection import Candidates
 
 from . import events, steps
 from .clock import AT_ONCE
@@ -190,7 +191,8 @@ class Round(RoundEngine):
         self.cohort.offer_all(cohort, clock.grace_until(config.answer_s))
         self._places = len(cohort)
         self.state = RoundState.REPORTING
-        opened: list[RoundEffect] = [Opened(cohort), *map(Offer, cohort)]
+        drawn = chosen if isinstance(chosen, Candidates) else cohort
+        opened: list[RoundEffect] = [Opened(drawn), *map(Offer, cohort)]
         return opened if cohort else opened + steps.close(self)  # coins may draw nobody
 
     def _open_for(self, named: Sequence[str]) -> list[RoundEffect]:

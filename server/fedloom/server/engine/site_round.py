@@ -2,9 +2,10 @@
 
 Goal, quorum and over-selection are in devices. A site is asked for as many as it is registered for,
 or as the round still has places for; what it does not use is free again once it has reported.
+Where sites hold masking sessions, each is asked for the devices of a smallest session at least.
 
 Invariant: the devices that members may still send and those accepted are at most the cohort's size,
-which the sums have room for.
+and where sites hold sessions at most `least` - 1 more, which the sums have room for.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -60,9 +61,10 @@ class SiteRound(Round):
 
     Attributes:
         devices_of: returns for how many devices a site is registered; the driver sets it.
+        least: fewest devices for which a site is asked; candidates are registered for so many.
     """
 
-    __slots__ = ("devices_of",)
+    __slots__ = ("devices_of", "least")
 
     cohort: SiteCohort
 
@@ -73,12 +75,14 @@ class SiteRound(Round):
         select: Select,
         now: float,
         devices_of: Callable[[str], int],
+        least: int = 1,
         available: Iterable[str] = (),
     ) -> None:
         """Begin to select at `now` in monotonic seconds; the arguments are those of a `Round`."""
         super().__init__(config, select=select, now=now, available=available)
         self.cohort = SiteCohort()
         self.devices_of = devices_of
+        self.least = least
 
     @classmethod
     def rebuild(
@@ -93,6 +97,7 @@ class SiteRound(Round):
         accepted: Mapping[str, int],
         deadline_left_s: float,
         now: float,
+        least: int = 1,
         available: Iterable[str] = (),
         paused: bool = False,
         reasons: Mapping[str, str] | None = None,
@@ -109,6 +114,7 @@ class SiteRound(Round):
             accepted: site to the devices in its sum, where that is durable.
             deadline_left_s: seconds to the deadline.
             now: monotonic seconds.
+            least: as before.
             available: sites that are idle already.
             paused: whether the round stays paused.
             reasons: of the members that failed, were refused or declined, as text.
@@ -117,11 +123,14 @@ class SiteRound(Round):
             IntegrityError: the stored round contradicts itself.
         """
         idle = set(available) - cohort.keys()
-        self = cls(config, select=select, devices_of=devices_of, now=now, available=idle)
+        self = cls(
+            config, select=select, devices_of=devices_of, least=least, now=now, available=idle
+        )
         self.cohort.places.update(places)
         self.cohort.sent.update(accepted)
         self._continue(state, cohort, accepted, deadline_left_s, reasons or {})
-        self._places = max(config.goal, min(sum(places.values()), config.cohort_size))
+        most = config.cohort_size + least - 1
+        self._places = max(config.goal, min(sum(places.values()), most))
         if paused and state is RoundState.REPORTING:
             self.clock.pause()
         return self
@@ -156,13 +165,22 @@ class SiteRound(Round):
         return [Opened(tuple(chosen)), *map(Offer, chosen)]
 
     def _enough_of(self, drawn: Collection[str], most: int) -> dict[str, int]:
-        """The first sites of a draw with so many devices in all, and the places of each."""
+        """The first sites of a draw with so many devices in all, and the places of each.
+
+        The last one may have more places than are left, those of `least` devices.
+        """
         chosen: dict[str, int] = {}
         for site in drawn:
             left = most - sum(chosen.values())
             if left > 0:
-                chosen[site] = min(self.devices_of(site), left)
+                chosen[site] = min(self.devices_of(site), max(left, self.least))
         return chosen
+
+    @property
+    def free(self) -> int:
+        """Places that may be given to other sites; fewer than `least` to none."""
+        free = super().free
+        return free if free >= self.least else 0
 
     def ask(self, client: str) -> Offer:
         """Add a site to the cohort, with the places that are free."""

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import random
 import time
-from collections.abc import Sequence
+from typing import Protocol
 
 import grpc
 
@@ -12,30 +13,50 @@ from fedloom.protocol.transport import methods
 from fedloom.protocol.trust.signing import NONCE_BYTES
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import NONCE_SINCE, __version__
-from fedloom.server.background_tasks import to_the_end
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named, check_version
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.sessions import Call, Session
 from fedloom.server.metrics.log_buffer import about
-from fedloom.server.rounds.manager import Runs
-from fedloom.server.rounds.round_driver import RoundDriver
 
 log = logging.getLogger(__name__)
+
+AGE_S = 1800.0
+"""Age at which a stream ends where there are gates, give or take a tenth, in seconds: its client
+connects again, and the balancer chooses anew. Else a replica that was restarted would have none."""
 
 MAX_MESSAGE_BYTES = 64 << 10
 """Longest message of a client on its stream."""
 
-MAX_SITE_RUNS = 500
-"""Most runs that a site asks about at once."""
+
+class StreamDesk(Protocol):
+    """Handles what clients say: the `Desk`, or a relay to the server that drives."""
+
+    def came(self, session: Session) -> None:
+        """A client's stream has begun."""
+
+    def left(self, session: Session) -> None:
+        """A client's stream has ended."""
+
+    async def said(self, session: Session, message: fleet_pb2.ClientMessage) -> None:
+        """A client sent a message.
+
+        Raises:
+            Refusal: it is not allowed.
+        """
 
 
 class Attending:
-    """Serves the streams of clients that attend."""
+    """Serves the streams of clients that attend.
 
-    def __init__(self, server: FleetContext, runs: Runs) -> None:
+    Attributes:
+        num_streams: those that are open.
+    """
+
+    def __init__(self, server: FleetContext, desk: StreamDesk) -> None:
         self._server = server
-        self._runs = runs
+        self._desk = desk
+        self.num_streams = 0
 
     async def serve(self, call: Call, context: Context) -> None:
         """Serve a client's stream until it ends.
@@ -52,7 +73,8 @@ class Attending:
                 Code.MALFORMED,
                 f"Expected a nonce of {NONCE_BYTES} bytes in hello, got {len(hello.nonce)}.",
             )
-        session = Session(call, context.write, hello.nonce if version >= NONCE_SINCE else b"")
+        nonce = hello.nonce if version >= NONCE_SINCE else b""
+        session = Session(call, context.write, nonce, checks_in=hello.check_in)
         welcome = fleet_pb2.Welcome(
             protocol_version=version,
             federation=self._server.config.federation,
@@ -62,12 +84,22 @@ class Attending:
         )
         await session.send(fleet_pb2.ServerMessage(welcome=welcome))
         self._server.presence.came(client, hello)
-        self._server.fleet.attend(session)
-        log.info("%s attends (%s)", client, printable(hello.sdk_version, 80), extra=about(client))
+        self._desk.came(session)
+        does = "checks in" if hello.check_in else "attends"
+        version_text = printable(hello.sdk_version, 80)
+        log.info("%s %s (%s)", client, does, version_text, extra=about(client))
+        self.num_streams += 1
+        if self._server.config.gates:
+            call.ages_at = time.monotonic() + AGE_S * random.uniform(0.9, 1.1)  # noqa: S311
         try:
             await self._listen(session, context)
+        except asyncio.CancelledError:
+            if not call.moves:
+                raise
+            call.handler.uncancel()
         finally:
-            self._server.fleet.leave(session)
+            self.num_streams -= 1
+            self._desk.left(session)
             self._server.presence.left(client)
             log.info("%s left", client, extra=about(client))
 
@@ -75,62 +107,7 @@ class Attending:
         while (raw := await context.read()) is not grpc.aio.EOF:
             # Not read meanwhile: flow control stops the client.
             await self._server.pace.message(session.client)
-            message = _parse(raw)
-            if message.HasField("masking"):
-                await self._mask(session.client, message.masking)
-            elif message.HasField("site"):
-                await self._tell_site(session.client, message.site.runs)
-            else:
-                self._handle(session, message)
-
-    async def _mask(self, client: str, message: fleet_pb2.MaskingMessage) -> None:
-        """Pass on a message of a masking session; its sender learns if the round is over."""
-        if driver := self._driver(client, message.task):
-            await to_the_end(driver.masking_message(client, message))
-        elif message.WhichOneof("kind") != "closing":
-            withdraw = fleet_pb2.Withdraw(task=message.task, reason="The round is over.")
-            self._server.fleet.send(client, fleet_pb2.ServerMessage(withdraw=withdraw))
-
-    async def _tell_site(self, client: str, runs: Sequence[str]) -> None:
-        if len(runs) > MAX_SITE_RUNS:
-            raise Refusal(
-                Code.MALFORMED, f"Expected at most {MAX_SITE_RUNS} runs of a site, got {len(runs)}."
-            )
-        await self._runs.tell_site(client, runs)
-
-    def _handle(self, session: Session, message: fleet_pb2.ClientMessage) -> None:
-        # Not in `_listen`: its variables live while the client is idle, and a round's driver has
-        # the round's sum.
-        match message.WhichOneof("kind"):
-            case "offer_reply":
-                reply = message.offer_reply
-                if driver := self._driver(session.client, reply.task):
-                    driver.client_replied(session.client, reply)
-            case "task_failed":
-                failed = message.task_failed
-                if driver := self._driver(session.client, failed.task):
-                    driver.client_failed(session.client, printable(failed.reason))
-            case "progress":
-                if driver := self._driver(session.client, message.progress.task):
-                    driver.client_progressed(session, message.progress)
-            case "device":
-                if self._server.config.clients.device_report_s:
-                    self._server.devices.put(session.client, message.device)
-            case _:
-                raise Refusal(
-                    Code.MALFORMED,
-                    "Expected an offer_reply, a task_failed, a progress, a device, a masking "
-                    "message or the runs of a site.",
-                )
-
-    def _driver(self, client: str, key: fleet_pb2.TaskKey) -> RoundDriver | None:
-        """The open round that a client's message is about; None if it has ended."""
-        task = (key.run, key.round)
-        try:
-            driver = self._runs.round(task)
-        except Refusal:
-            return None
-        return driver if driver.key_of(client) == task else None
+            await self._desk.said(session, _parse(raw))
 
 
 def _parse(raw: object) -> fleet_pb2.ClientMessage:

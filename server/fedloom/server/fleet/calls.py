@@ -20,6 +20,7 @@ from fedloom.server.fleet.authenticate import Context, caller, claimed
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.pacing import address_of
 from fedloom.server.fleet.sessions import Call
+from fedloom.server.ledger.replicas.lease_rows import LeaseLostError
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import CALL, UPDATE
 
@@ -61,6 +62,8 @@ class Calls:
             await self._refuse(context, call, refusal)
         except Refusal as refusal:
             await self._refuse(context, call, refusal)
+        except LeaseLostError as error:  # it is told to try again, at another server
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except asyncio.CancelledError:
             if call.refusal is None:
                 raise

@@ -12,6 +12,7 @@ from fedloom.server.fleet.pacing import PeerPace, SharedRate
 from fedloom.server.fleet.refusal_log import RefusalLog
 from fedloom.server.fleet.sessions import Fleet
 from fedloom.server.fleet.transfer_slots import TransferSlots
+from fedloom.server.ledger.directory import CheckInCounts
 from fedloom.server.metrics.meters import Meters
 from fedloom.server.pki.signing_key import SigningKey
 from fedloom.server.rounds.member_records import Records
@@ -26,6 +27,7 @@ class FleetContext(StorageContext):
         fleet: sessions of the connected clients.
         presence: connects and disconnects that are not stored yet.
         devices: the latest readings of devices whose owners let them leave.
+        check_in_counts: devices that check in, counted by study; read now and then.
         refusals: refused calls, counted, and those that are not stored yet.
         pace: of calls and refusals of each client and address.
         renewing: clients whose certificates are being renewed.
@@ -42,6 +44,7 @@ class FleetContext(StorageContext):
     fleet: Fleet
     presence: Presence = field(default_factory=Presence)
     devices: DeviceReports = field(default_factory=DeviceReports)
+    check_in_counts: dict[str, CheckInCounts] = field(default_factory=dict)
     refusals: RefusalLog
     pace: PeerPace = field(default_factory=PeerPace)
     renewing: set[str] = field(default_factory=set)

@@ -13,9 +13,9 @@ from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S, Calls, abort
 from fedloom.server.fleet.context import FleetContext
+from fedloom.server.fleet.reporting_rounds import ReportingRounds
 from fedloom.server.fleet.sessions import Call
 from fedloom.server.fleet.transfer_slots import Transfer
-from fedloom.server.rounds.manager import Runs
 from fedloom.server.rounds.member_records import Record
 
 log = logging.getLogger(__name__)
@@ -26,9 +26,9 @@ _UNREAD = f"Expected a client that reads; it read nothing for {READ_TIMEOUT_S:.0
 class Downloads:
     """Sends models, and what open rounds send beside them."""
 
-    def __init__(self, server: FleetContext, runs: Runs, calls: Calls) -> None:
+    def __init__(self, server: FleetContext, rounds: ReportingRounds, calls: Calls) -> None:
         self._server = server
-        self._runs = runs
+        self._rounds = rounds
         self._calls = calls
 
     async def serve(self, call: Call, request: fleet_pb2.DownloadRequest, context: Context) -> None:
@@ -38,13 +38,13 @@ class Downloads:
             Refusal: UNKNOWN_MODEL.
         """
         server = self._server
-        listed = self._runs.file_for(call.client, request.digest)
-        known = listed is not None or self._runs.sends(request.digest)
+        listed = await self._rounds.file_for(call.client, request.digest)
+        known = listed is not None or await self._rounds.offers(request.digest)
         if not known and not await server.in_ledger(server.ledger.knows_model, request.digest):
             raise Refusal(
                 Code.UNKNOWN_MODEL, f"Expected a model of this server, got {request.digest!r}."
             )
-        seen, needed = self._runs.downloading(
+        seen, needed = self._rounds.downloading(
             call.client, request.digest, resumed=request.offset > 0
         )
         slots = server.downloads if needed else server.extra_downloads
@@ -76,7 +76,7 @@ class Downloads:
                 seen.bytes_down += len(chunk)
                 sent.inc(len(chunk))
                 await transfer.passed(len(chunk), time.monotonic() - begun)
-                if is_extra and self._runs.open_rounds:
+                if is_extra and self._rounds.open_rounds:
                     await self._server.extra_rate.passed(len(chunk))
             seen.downloaded()
         except TimeoutError:

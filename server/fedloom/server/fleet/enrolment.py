@@ -5,6 +5,9 @@ if it proves that it has the old key (`fedloom.protocol.trust.late_renewal`). Th
 a handshake; revoked clients are refused. A longer `late_renewal_s` lets devices be off for longer,
 but also prolongs the use of a stolen key.
 
+A token that was used gets another certificate over the same key until it expires: the answer may
+have been lost.
+
 The service has a separate port, because the fleet's port requires a client certificate.
 """
 
@@ -14,6 +17,7 @@ import logging
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -32,17 +36,33 @@ from fedloom.server.fleet.pacing import address_of
 from fedloom.server.ledger.rows import HashedTokenRow
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import ENROLMENT
+from fedloom.server.pki import certificates
 from fedloom.server.pki.authority import Authority
+from fedloom.server.public_names import PublicNames
 
 log = logging.getLogger(__name__)
 
 
 class EnrolmentService:
-    """Handlers of `fedloom.v1.Enrolment`; enrolled clients connect to `fleet_port`."""
+    """Handlers of `fedloom.v1.Enrolment`.
 
-    def __init__(self, server: FleetContext, authority: Authority, fleet_port: int) -> None:
+    Args:
+        server: its context.
+        authority: which issues the certificates.
+        fleet_port: where enrolled clients connect, on the same host.
+        public: names behind one port, where they connect instead; None without.
+    """
+
+    def __init__(
+        self,
+        server: FleetContext,
+        authority: Authority,
+        fleet_port: int,
+        public: PublicNames | None = None,
+    ) -> None:
         self._server = server
-        self._fleet_port = fleet_port
+        self._fleet_port = fleet_port if public is None else public.port
+        self._fleet_address = "" if public is None else public.fleet
         self._authority = authority
         self._unused = _UnusedTokens(server)
 
@@ -120,20 +140,23 @@ class EnrolmentService:
         caller.name = row.client
         if not hmac.compare_digest(token.pin, self._authority.root_pin):
             raise Refusal(Code.BAD_TOKEN, "Expected a token of this server's authority.")
-        if row.used_at is not None:
+        name, key = caller.name, await server.in_disk(certificates.key_of, request.csr_pem)
+        again = row.used_at is not None  # by this key: its answer may have been lost
+        if again and not await server.in_reader(server.ledger.is_enrolled, name, key):
             raise Refusal(Code.BAD_TOKEN, "This token was used before: ask for a new one.")
         if time.time() >= row.expires_at:
             raise Refusal(Code.BAD_TOKEN, "This token has expired: ask for a new one.")
-        reply, serial, not_after = await issue(
-            server, self._authority, request.csr_pem, caller.name
-        )
-        detail = {"token": token.id, "serial": serial}
-        name = caller.name
+        reply, serial, not_after = await issue(server, self._authority, request.csr_pem, name)
+        if again:
+            store = partial(server.ledger.enrol_again, name, key, serial, not_after)
+        else:
+            store = partial(server.ledger.enrol, token.id, serial, not_after, key)
+        detail = {"token": token.id, "serial": serial} | ({"again": True} if again else {})
         async with server.audit_log.around(name, "enrolment", "client.enrol", name, detail):
-            await server.in_ledger(server.ledger.enrol, token.id, serial, not_after)
+            await server.in_ledger(store)
         server.fleet.register_site(name, row.devices or 0)
         server.fleet.assign(name, row.study or "")
-        reply.fleet_port = self._fleet_port
+        reply.fleet_port, reply.fleet_address = self._fleet_port, self._fleet_address
         server.live.changed("clients")
         server.live.changed("tokens")
         log.info("%s enrolled", caller.name, extra=about(caller.name))
@@ -163,7 +186,7 @@ class EnrolmentService:
             server, self._authority, request.csr_pem, peer.client, "enrolment",
             before=peer.serial, late_s=round(late_s),
         )  # fmt: skip
-        reply.fleet_port = self._fleet_port
+        reply.fleet_port, reply.fleet_address = self._fleet_port, self._fleet_address
         name, late_s = peer.client, max(0.0, late_s)
         log.info("%s renewed its certificate %.0f s after expiry", name, late_s, extra=about(name))
         return reply

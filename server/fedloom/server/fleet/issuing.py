@@ -52,7 +52,8 @@ async def renew(
     try:
         key = await server.in_disk(certificates.key_of, csr_pem)
         latest = await server.in_reader(server.ledger.renewal, client)
-        if latest is not None and _is_repeat(latest, key):
+        repeat = partial(server.ledger.repeat_renewal, client, key)
+        if latest is not None and _is_repeat(latest, key) and await server.in_ledger(repeat):
             return _reply(server, authority, client, latest.chain.encode())
         reply, serial, not_after = await issue(server, authority, csr_pem, client)
         add = partial(

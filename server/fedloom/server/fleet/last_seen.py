@@ -8,6 +8,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -44,14 +46,24 @@ class Presence:
 
     def came(self, client: str, hello: fleet_pb2.Hello) -> None:
         """A client has connected."""
-        version = printable(hello.sdk_version, MAX_TEXT)
-        self._seen[client] = Seen(at=time.time(), version=version, labels=labels_of(hello.labels))
+        self._seen[client] = Seen(
+            at=time.time(),
+            version=printable(hello.sdk_version, MAX_TEXT),
+            labels=labels_of(hello.labels),
+            due_at=None if hello.check_in else 0.0,
+        )
 
     def left(self, client: str) -> None:
         """A client has disconnected."""
-        known = self._seen.get(client)
-        version, labels = (known.version, known.labels) if known else (None, None)
-        self._seen[client] = Seen(at=time.time(), version=version, labels=labels)
+        self._note(client)
+
+    def told(self, client: str, due_at: float) -> None:
+        """A client has been told when to check in next, in seconds since the epoch."""
+        self._note(client, due_at=due_at)
+
+    def _note(self, client: str, **changes: Any) -> None:
+        known = self._seen.get(client, Seen(at=0.0))
+        self._seen[client] = replace(known, at=time.time(), **changes)
 
     def take(self) -> dict[str, Seen]:
         """Return what is not stored yet and forget it."""

@@ -14,30 +14,47 @@ from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.server.fleet import issuing
-from fedloom.server.fleet.attend import Attending
+from fedloom.server.fleet.attend import Attending, StreamDesk
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import Calls
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.download import Downloads
 from fedloom.server.fleet.promoted_model import promoted
+from fedloom.server.fleet.reporting_rounds import ReportingRounds
 from fedloom.server.fleet.upload import Uploads
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.pki.authority import Authority
-from fedloom.server.rounds.manager import Runs
 
 log = logging.getLogger(__name__)
 
 
 class FleetService:
-    """Handlers of `fedloom.v1.Fleet`; on plaintext loopback without an authority."""
+    """Handlers of `fedloom.v1.Fleet`.
 
-    def __init__(self, server: FleetContext, runs: Runs, authority: Authority | None) -> None:
+    Args:
+        server: its context.
+        desk: handles the messages of clients.
+        rounds: that are open.
+        authority: None on plaintext loopback.
+    """
+
+    def __init__(
+        self,
+        server: FleetContext,
+        desk: StreamDesk,
+        rounds: ReportingRounds,
+        authority: Authority | None,
+    ) -> None:
         self._server = server
         self._authority = authority
         self._calls = Calls(server, plaintext=authority is None)
-        self._attending = Attending(server, runs)
-        self._downloads = Downloads(server, runs, self._calls)
-        self._uploads = Uploads(server, runs)
+        self._attending = Attending(server, desk)
+        self._downloads = Downloads(server, rounds, self._calls)
+        self._uploads = Uploads(server, rounds)
+
+    def num_streams(self) -> int:
+        """Streams of clients that are open."""
+        return self._attending.num_streams
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """The handlers to register with a server."""

@@ -54,9 +54,11 @@ class Call:
         task: the run and round that it concerns, once known.
         refused: called with the client and the refusal if it is refused.
         refusal: why the server ended it, if it did.
+        ages_at: when it is to move to another server, monotonic seconds.
+        moves: whether the server has ended it for that.
     """
 
-    __slots__ = ("client", "handler", "peer", "refusal", "refused", "task")
+    __slots__ = ("ages_at", "client", "handler", "moves", "peer", "refusal", "refused", "task")
 
     def __init__(self, client: str, peer: Peer | None, handler: "asyncio.Task[Any]") -> None:
         self.client = client
@@ -65,6 +67,14 @@ class Call:
         self.task: TaskId = NO_TASK
         self.refused: Callable[[str, Refusal], None] = lambda _client, _refusal: None
         self.refusal: Refusal | None = None
+        self.ages_at = inf
+        self.moves = False
+
+    def move(self) -> None:
+        """End the call without a reason: its client calls again, perhaps another server."""
+        if self.refusal is None and not self.moves:
+            self.moves = True
+            self.handler.cancel()
 
     def end(self, refusal: Refusal) -> None:
         """End the call and send the client the reason."""
@@ -74,14 +84,30 @@ class Call:
 
 
 class Session:
-    """One connected client; `nonce` is that of its hello."""
+    """One connected client.
 
-    __slots__ = ("_lock", "_send", "call", "client", "nonce", "progress", "task")
+    Args:
+        call: its stream.
+        send: sends it a message.
+        nonce: of its hello.
+        checks_in: whether it waits a while for a task and then leaves.
 
-    def __init__(self, call: Call, send: Send, nonce: bytes = b"") -> None:
+    Attributes:
+        leaves: whether it has been told to leave: it gets no further task.
+    """
+
+    __slots__ = (
+        "_lock", "_send", "call", "checks_in", "client", "leaves", "nonce", "progress", "task"
+    )  # fmt: skip
+
+    def __init__(
+        self, call: Call, send: Send, nonce: bytes = b"", *, checks_in: bool = False
+    ) -> None:
         self.call = call
         self.client = call.client
         self.nonce = nonce
+        self.checks_in = checks_in
+        self.leaves = False
         self.task: TaskId | None = None
         self.progress: ReportedProgress | None = None
         self._send = send
@@ -104,6 +130,9 @@ class Fleet:
 
     Attributes:
         revision: rises with every change of `reachable` or of a client's study.
+        waiting: idle clients that check in.
+        drawing: whether rounds may open because of these, as the wait of one ends.
+        freed: called when a task of a client that checks in has ended.
     """
 
     def __init__(self, live: Hub | None = None) -> None:
@@ -117,6 +146,9 @@ class Fleet:
         self._studies: dict[str, str] = {}
         self._sites: dict[str, int] = {}
         self.revision = 0
+        self.waiting: dict[str, None] = {}
+        self.drawing = False
+        self.freed: Callable[[Session], None] = lambda _session: None
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -150,12 +182,16 @@ class Fleet:
         `by` is in seconds of the event loop's clock; later end the rests of the clients left out.
         """
         late = {client for client, rest in self._resting.items() if rest.when() > by}
-        return sorted(c for c in self._sessions if c not in self._held and c not in late)
+        return sorted(c for c in self._offerable() if c not in late)
 
     def reachable(self) -> Iterator[str]:
         """Connected clients that may get offers and do not rest, with a task or without."""
-        held, resting = self._held, self._resting
-        return (name for name in self._sessions if name not in held and name not in resting)
+        return (name for name in self._offerable() if name not in self._resting)
+
+    def _offerable(self) -> Iterator[str]:
+        """Connected clients that are neither on hold nor about to leave."""
+        held = self._held
+        return (n for n, s in self._sessions.items() if n not in held and not s.leaves)
 
     def rest(self, client: str, seconds: float) -> None:
         """Send a client no offers for some time, as it requested; then announce it again."""
@@ -167,6 +203,11 @@ class Fleet:
         after = min(seconds, LONGEST_REST_S)
         loop = asyncio.get_running_loop()
         self._resting[client] = loop.call_later(after, self._rested, client)
+
+    def rest_left_s(self, client: str) -> float:
+        """Seconds for which a client declines offers; 0 if it does not rest."""
+        rest = self._resting.get(client)
+        return 0.0 if rest is None else max(0.0, rest.when() - asyncio.get_running_loop().time())
 
     def _rested(self, client: str) -> None:
         del self._resting[client]
@@ -181,7 +222,25 @@ class Fleet:
 
     def _is_idle(self, session: Session) -> bool:
         away = session.client in self._resting or session.client in self._held
-        return session.task is None and not away
+        return session.task is None and not away and not session.leaves
+
+    # ---- clients that check in ---------------------------------------------------------------
+
+    def checks_in(self, client: str) -> bool:
+        """Whether a client is connected for a check-in alone."""
+        session = self._sessions.get(client)
+        return session is not None and session.checks_in
+
+    def undrawn(self, is_candidate: Callable[[str], bool]) -> int:
+        """Number of candidates that check in and whose draw is not due."""
+        return 0 if self.drawing else sum(map(is_candidate, self.waiting))
+
+    def dismiss(self, session: Session) -> None:
+        """Give a client no further task, as it is about to leave."""
+        session.leaves = True
+        self.waiting.pop(session.client, None)
+        self._changed()
+        self._withdraw(session.client)
 
     # ---- studies -----------------------------------------------------------------------------
 
@@ -298,13 +357,20 @@ class Fleet:
         not resume them.
         """
         older = self._sessions.pop(session.client, None)
-        over = Refusal(Code.BUSY, "Another connection of this client has taken over.")
+        over = Refusal(
+            Code.BUSY,
+            "Another connection of this client has taken over. If it is of another device, this "
+            "device's state was copied: enrol each device with a token of its own.",
+        )
         if older is not None:
             older.call.end(over)
         for call in list(self._calls.get(session.client, ())):
             if call is not session.call and call.task != NO_TASK:
                 call.end(over)
         self._sessions[session.client] = session
+        self.waiting.pop(session.client, None)
+        if session.checks_in:
+            self.waiting[session.client] = None
         self._changed()
         self._announce(session.client)
 
@@ -313,6 +379,7 @@ class Fleet:
         if self._sessions.get(session.client) is not session:
             return  # a newer one has taken over
         del self._sessions[session.client]
+        self.waiting.pop(session.client, None)
         self._changed()
         for listener in list(self._listeners):
             listener.client_left(session.client)
@@ -321,9 +388,10 @@ class Fleet:
         """Assign a task to a client; False if it is gone, quarantined or has another task."""
         session = self._sessions.get(client)
         held = self._held.get(client) is Hold.QUARANTINE
-        if held or session is None or session.task not in (None, task):
+        if held or session is None or session.leaves or session.task not in (None, task):
             return False
         session.task = task
+        self.waiting.pop(client, None)
         self.live.changed("work", look=self._counts)
         for listener in self._listeners:
             if listener is not owner:
@@ -336,7 +404,10 @@ class Fleet:
         if session is not None and session.task == task:
             session.task = None
             self.live.changed("work", look=self._counts)
-            self._announce(client)
+            if session.checks_in and not any(each.claims(client) for each in self._listeners):
+                self.freed(session)
+            else:
+                self._announce(client)
 
     def send(self, client: str, message: fleet_pb2.ServerMessage) -> None:
         """Send a message without waiting for it."""

@@ -3,7 +3,7 @@
 The round admits an update by its header; `BodyChecker` checks its bytes.
 
 Invariants: one upload of an update at a time. An accepted update is synced. A repeat of an accepted
-update is answered `accepted`, even if its round has ended.
+update is answered `accepted`, even if its round has ended, after a commit of its own.
 """
 
 import asyncio
@@ -26,16 +26,17 @@ from fedloom.server.background_tasks import to_the_end
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named
 from fedloom.server.fleet.context import FleetContext
+from fedloom.server.fleet.reporting_rounds import ReportingRound, ReportingRounds
 from fedloom.server.fleet.sessions import Call
 from fedloom.server.fleet.transfer_slots import Transfer
 from fedloom.server.fleet.upload_body import IncomingBody
 from fedloom.server.ledger import AcceptedUpdate
+from fedloom.server.ledger.rows import UpdateRow
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.fold import metrics_of
-from fedloom.server.rounds.manager import Runs
 from fedloom.server.rounds.member_records import Record
-from fedloom.server.rounds.round_driver import RoundDriver
 from fedloom.server.storage.spool import SpoolFile
+from fedloom.server.threads import Grouped
 
 MIN_HEADER_BYTES = 1 << 18
 """Headers up to this length are always parsed: a repeat may arrive after its run has ended."""
@@ -45,7 +46,7 @@ MIN_HEADER_BYTES = 1 << 18
 class _Admitted:
     """An update that was admitted by its header."""
 
-    driver: RoundDriver
+    round: ReportingRound
     header: fleet_pb2.UpdateHeader
     planned: list[PlannedPart]
     identity: str
@@ -54,16 +55,17 @@ class _Admitted:
     @property
     def plan(self) -> RoundPlan:
         """The plan of its round."""
-        return self.driver.plan_of(self.header.task.round)
+        return self.round.plan_of(self.header.task.round)
 
 
 class Uploads:
     """Receives updates."""
 
-    def __init__(self, server: FleetContext, runs: Runs) -> None:
+    def __init__(self, server: FleetContext, rounds: ReportingRounds) -> None:
         self._server = server
-        self._runs = runs
+        self._rounds = rounds
         self._under_way: set[tuple[str, int, str]] = set()
+        self._repeat: Grouped[UpdateRow, bool] = Grouped(server.in_ledger, server.ledger.repeat_all)
 
     async def serve(self, call: Call, context: Context) -> None:
         """Receive one update from its stream.
@@ -87,8 +89,7 @@ class Uploads:
         if not tracer.on:
             return NO_SPAN
         run, number = printable(header.task.run, 80), header.task.round
-        driver = self._runs.get(header.task.run)
-        above = "" if driver is None or driver.round is None else driver.round.trace.parent
+        above = self._rounds.trace_of(header.task.run)
         given = dict(context.invocation_metadata() or ()).get(tracing.KEY)
         parent = tracing.checked(given, above) or above
         client, size = header.client, header.size_bytes
@@ -96,7 +97,7 @@ class Uploads:
 
     def _parse_header(self, raw: object) -> fleet_pb2.UpdateHeader:
         """Parse a header that is not too long for all runs; parsing amplifies memory."""
-        longest = max(MIN_HEADER_BYTES, self._runs.longest_header_bytes())
+        longest = max(MIN_HEADER_BYTES, self._rounds.longest_header_bytes())
         if isinstance(raw, bytes) and len(raw) > longest:
             raise Refusal(
                 Code.TOO_LARGE, f"Expected a header of at most {longest} bytes, got {len(raw)}."
@@ -109,18 +110,18 @@ class Uploads:
         key = (header.task.run, header.task.round)
         if await self._known(key, header, identity):
             return True
-        driver = self._runs.round(key)
-        call.refused = partial(driver.refused, number=key[1])
-        _check_length(header, driver.plan)
+        round_ = await self._rounds.find(header)
+        call.refused = partial(round_.refused, number=key[1])
+        _check_length(header, round_.plan)
         self._server.fleet.check(header.client)
-        planned = driver.admit(header)
+        planned = round_.admit(header)
         seen = self._server.records.uploading(key, header.client)
         with self._alone((*key, header.client)):
             if not header.size_bytes:
-                return not await self._accept(driver, header, identity, "", 0.0)
+                return not await self._accept(round_, header, identity, "", 0.0)
             async with self._server.uploads.enter(call) as transfer:
-                driver.check_open(header.client, key[1])  # may have closed meanwhile
-                admitted = _Admitted(driver, header, planned, identity, seen)
+                round_.check_open(header.client, key[1])  # may have closed meanwhile
+                admitted = _Admitted(round_, header, planned, identity, seen)
                 return await self._receive_body(admitted, context, transfer)
 
     async def _known(
@@ -143,7 +144,9 @@ class Uploads:
                 Code.CONFLICTING_UPDATE,
                 "This client's update of this round was accepted before; this one differs from it.",
             )
-        return True
+        if row is not None:
+            return await self._repeat(row)
+        return await server.in_ledger(server.ledger.repeat_body, *key, header.client)
 
     @contextmanager
     def _alone(self, slot: tuple[str, int, str]) -> Iterator[None]:
@@ -171,7 +174,7 @@ class Uploads:
             raise _no_room(error) from error
         finally:
             file.close()
-        first = await self._accept(admitted.driver, header, admitted.identity, file.name, norm)
+        first = await self._accept(admitted.round, header, admitted.identity, file.name, norm)
         self._server.meters.upload_s.observe(time.monotonic() - begun)
         return not first
 
@@ -179,12 +182,12 @@ class Uploads:
         self, file: SpoolFile, admitted: _Admitted, context: Context, transfer: Transfer
     ) -> float:
         """Receive and sync a body; returns its norm."""
-        server, driver, header = self._server, admitted.driver, admitted.header
+        server, round_, header = self._server, admitted.round, admitted.header
         meters = self._server.meters
-        body = IncomingBody(server, file, driver.checker(header, admitted.planned))
+        body = IncomingBody(server, file, round_.checker(header, admitted.planned))
         await body.rescan()
         if server.remote is not None:
-            self._check_still_open(driver, header, file)
+            self._check_still_open(round_, header, file)
         proceed = fleet_pb2.UploadReply(proceed=fleet_pb2.Proceed(offset=file.received))
         await context.write(proceed.SerializeToString())
 
@@ -193,7 +196,7 @@ class Uploads:
             meters.received.inc(size_bytes)
             await transfer.passed(size_bytes)
             server.fleet.check(header.client)
-            driver.check_open(header.client, header.task.round)
+            round_.check_open(header.client, header.task.round)
 
         await body.read(context, transfer, passed)
         stats = await body.finish()
@@ -202,21 +205,21 @@ class Uploads:
         return stats.norm
 
     def _check_still_open(
-        self, driver: RoundDriver, header: fleet_pb2.UpdateHeader, file: SpoolFile
+        self, round_: ReportingRound, header: fleet_pb2.UpdateHeader, file: SpoolFile
     ) -> None:
         """Check that the round is open after the object store was asked for the body's parts.
 
         The row of a body that was begun as its round ended would be left.
         """
         try:
-            driver.check_open(header.client, header.task.round)
+            round_.check_open(header.client, header.task.round)
         except Refusal:
-            self._server.spool.release(file.name)
+            file.give_up()
             raise
 
     async def _accept(
         self,
-        driver: RoundDriver,
+        round_: ReportingRound,
         header: fleet_pb2.UpdateHeader,
         identity: str,
         file: str,
@@ -225,7 +228,7 @@ class Uploads:
         self._server.fleet.check(header.client)  # while its body was synced
         measured = header.site if header.HasField("site") else header
         update = AcceptedUpdate(
-            run=driver.plan.run,
+            run=round_.plan.run,
             round=header.task.round,
             client=header.client,
             identity=identity,
@@ -239,7 +242,7 @@ class Uploads:
             members=read_members(header.site),
         )
         # If the caller disconnects now, the round must still learn of the committed row.
-        return await to_the_end(driver.accept(update))
+        return await to_the_end(round_.accept(update))
 
 
 def _check_length(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> None:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from fedloom.server.access.throttle import network_of
+from fedloom.server.http.proxy_header import Address
 
 log = logging.getLogger(__name__)
 
@@ -36,27 +37,28 @@ LOCAL = ("127.0.0.1", "::/64")
 class Handshakes:
     """Makes the protocol of each connection under TLS; `make` makes what runs over it."""
 
-    def __init__(self, context: ssl.SSLContext, make: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(
+        self, context: ssl.SSLContext, make: Callable[[Address], asyncio.Protocol]
+    ) -> None:
         self._context = context
         self._make = make
         self._pending: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._said_at = 0.0
 
-    def __call__(self) -> asyncio.Protocol:
+    def __call__(self, caller: Address) -> asyncio.Protocol:
         """A protocol for one more connection."""
-        return _Arrival(self)
+        return _Arrival(self, caller)
 
-    def begin(self, transport: asyncio.Transport) -> None:
+    def begin(self, transport: asyncio.Transport, caller: Address) -> None:
         """Begin a handshake, or close the connection."""
-        peer = transport.get_extra_info("peername")
-        network = network_of(peer[0]) if peer else ""
+        network = network_of(caller[0])
         if not self._has_room(network):
             transport.abort()
             self._say(network)
             return
         self._pending[network] += 1
-        task = asyncio.ensure_future(self._shake(transport, network))
+        task = asyncio.ensure_future(self._shake(transport, caller, network))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -70,7 +72,7 @@ class Handshakes:
             self._said_at = now
             log.warning("too many TLS connections to the console, closed; latest from %s", network)
 
-    async def _shake(self, transport: asyncio.Transport, network: str) -> None:
+    async def _shake(self, transport: asyncio.Transport, caller: Address, network: str) -> None:
         inner, loop = _Inner(), asyncio.get_running_loop()
         try:
             with suppress(OSError):  # includes ssl.SSLError; the peer's error
@@ -79,7 +81,7 @@ class Handshakes:
                     server_side=True, ssl_handshake_timeout=HANDSHAKE_S,
                 )  # fmt: skip
                 if secured is not None:
-                    inner.hand_over(secured, self._make())
+                    inner.hand_over(secured, self._make(caller))
         finally:
             self._pending[network] -= 1
             if not self._pending[network]:
@@ -89,14 +91,15 @@ class Handshakes:
 class _Arrival(asyncio.Protocol):
     """A connection before its handshake: nothing of it is read."""
 
-    def __init__(self, handshakes: Handshakes) -> None:
+    def __init__(self, handshakes: Handshakes, caller: Address) -> None:
         self._handshakes = handshakes
+        self._caller = caller
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         assert isinstance(transport, asyncio.Transport)
         transport.pause_reading()
-        self._handshakes.begin(transport)
+        self._handshakes.begin(transport, self._caller)
 
 
 class _Inner(asyncio.Protocol):

@@ -1,7 +1,8 @@
 """Serves the API and the console on a TCP port.
 
-Plain HTTP on loopback, TLS elsewhere, with a certificate of the federation's authority or one that
-the operator configures. Certificates are reloaded every hour, without a restart.
+Plain HTTP on loopback, TLS elsewhere and behind a proxy that passes it on, with a certificate of
+the federation's authority or one that the operator configures. Certificates are reloaded every
+hour, without a restart.
 """
 
 import asyncio
@@ -62,7 +63,8 @@ def listening(
     with listener:
         address, port = listener.getsockname()[:2]
         context = None
-        if config.console_certificate or not ipaddress.ip_address(address).is_loopback:
+        has_tls = config.public is not None or bool(config.console_certificate)
+        if has_tls or not ipaddress.ip_address(address).is_loopback:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.set_alpn_protocols(["http/1.1"])
@@ -83,7 +85,7 @@ async def serve(
     settings.ssl = console.context
     reloading = asyncio.ensure_future(_reload(console, state_dir, config, authority))
     try:
-        await run_until_cancelled(settings, console.listener)
+        await run_until_cancelled(settings, console.listener, config.proxy_networks())
     finally:
         reloading.cancel()
         await asyncio.wait([reloading])
@@ -115,10 +117,10 @@ def _load(
         return
     if authority is None:
         raise UsageError(
-            f"A console without TLS needs a loopback address, got {config.console}: set `console` "
-            "to 127.0.0.1:PORT, or set `console_certificate`."
+            f"A console without TLS needs a loopback address and no public_name, got "
+            f"{config.console}: set `console` to 127.0.0.1:PORT, or set `console_certificate`."
         )
-    authority.ensure_server_certificate(config.names, datetime.now(UTC))
+    authority.ensure_server_certificate(config.certificate_names, datetime.now(UTC))
     context.load_cert_chain(state_dir / "pki" / "server.pem")
 
 

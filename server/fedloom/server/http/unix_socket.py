@@ -26,8 +26,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from fedloom.protocol.errors import UnavailableError
 from fedloom.protocol.transport import local_socket
 from fedloom.server.access.principal import LOCAL_USER
+from fedloom.server.config import Networks
 from fedloom.server.http.handshake_limits import Handshakes
 from fedloom.server.http.paced_listener import PacedListener
+from fedloom.server.http.proxy_header import Address
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +69,11 @@ def http_settings(app: ASGIApp, protocol: type[asyncio.Protocol]) -> uvicorn.Con
     )
 
 
-async def run_until_cancelled(config: uvicorn.Config, listener: socket.socket) -> None:
-    """Serve one listener until cancelled."""
-    server = _Quiet(config)
+async def run_until_cancelled(
+    config: uvicorn.Config, listener: socket.socket, proxies: Networks = ()
+) -> None:
+    """Serve one listener until cancelled; `proxies` are as in `PacedListener`."""
+    server = _Quiet(config, proxies)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         await asyncio.shield(serving)
@@ -89,12 +93,22 @@ class _Calm(logging.LoggerAdapter[logging.Logger]):
 
 
 class HttpProtocol(H11Protocol):
-    """HTTP that logs no requests, as their URLs may hold secrets."""
+    """HTTP that logs no requests, as their URLs may hold secrets.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Args:
+        caller: address of who connects over TCP.
+    """
+
+    def __init__(self, *args: Any, caller: Address | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._caller = caller
         self.access_log = False  # a later logging setup would undo uvicorn's setting
         self.logger = _Calm(self.logger)  # type: ignore[assignment]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the caller's address from where it was decided, not from the connection."""
+        super().connection_made(transport)
+        self.client = self._caller
 
 
 class _SocketProtocol(HttpProtocol):
@@ -131,19 +145,23 @@ class _Quiet(uvicorn.Server):
     would hold a file descriptor for a minute.
     """
 
+    def __init__(self, config: uvicorn.Config, proxies: Networks) -> None:
+        super().__init__(config)
+        self._proxies = proxies
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on the sockets."""
         config, self.servers = self.config, []
 
-        def protocol() -> asyncio.Protocol:
+        def protocol(caller: Address | None) -> asyncio.Protocol:
             made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
-                config=config, server_state=self.server_state, app_state={}
+                config=config, server_state=self.server_state, app_state={}, caller=caller
             )
             return made
 
         made = Handshakes(config.ssl, protocol) if config.ssl else protocol
         for listener in sockets or ():
-            self.servers.append(await _accepting(listener, made))
+            self.servers.append(await _accepting(listener, made, self._proxies))
         self.started = True
 
     @contextlib.contextmanager
@@ -152,13 +170,13 @@ class _Quiet(uvicorn.Server):
 
 
 async def _accepting(
-    listener: socket.socket, make: Callable[[], asyncio.Protocol]
+    listener: socket.socket, make: Callable[..., asyncio.Protocol], proxies: Networks
 ) -> asyncio.base_events.Server:
     if listener.family is not socket.AF_UNIX:
         # uvicorn only closes it, and waits until it is closed.
-        return PacedListener(listener, make)  # type: ignore[return-value]
+        return PacedListener(listener, make, proxies)  # type: ignore[return-value]
     loop = asyncio.get_running_loop()
-    return await loop.create_server(make, sock=listener, backlog=BACKLOG)
+    return await loop.create_server(lambda: make(None), sock=listener, backlog=BACKLOG)
 
 
 @contextmanager

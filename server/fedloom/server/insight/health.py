@@ -61,6 +61,8 @@ class Facts:
     Attributes:
         now: seconds since the epoch.
         clients_online: connected clients.
+        checking_in: clients that come when told, connected or not.
+        check_in_every_s: mean time between check-ins of one.
         clients_enrolled: enrolled clients that are not revoked.
         active: running and paused runs: `id`, `state`, `reason`, `committed`, `created_at`,
             `rounds` (the latest, newest first), `live` (see `RunDriver.status`; None for none) and
@@ -75,6 +77,8 @@ class Facts:
 
     now: float
     clients_online: int = 0
+    checking_in: int = 0
+    check_in_every_s: float = 0.0
     clients_enrolled: int = 0
     active: tuple[Mapping[str, Any], ...] = ()
     ended: tuple[RunRow, ...] = ()
@@ -152,6 +156,9 @@ def _too_few(facts: Facts) -> Iterator[Alert]:
         since = run["rounds"][0]["closed_at"] if run["rounds"] else None
         waited_s = facts.now - (since or run["created_at"])
         if live["available"] < live["goal"] and waited_s > SLOW_START_S:
+            enough = live["available"] + facts.checking_in >= live["goal"]
+            if enough and waited_s < 2 * facts.check_in_every_s:
+                continue  # they come
             elsewhere = facts.clients_online - live["available"]
             enough = facts.clients_online >= live["goal"] and len(facts.active) > 1
             held = live.get("held_back", 0)
@@ -320,7 +327,7 @@ def _disk(facts: Facts) -> Iterator[Alert]:
 
 def _nobody(facts: Facts) -> Iterator[Alert]:
     running = any(run["state"] == "running" for run in facts.active)
-    if running and not facts.clients_online:
+    if running and not facts.clients_online and not facts.checking_in:
         enrolled = facts.clients_enrolled
         yield Alert(
             level=Level.BAD,

@@ -16,6 +16,7 @@ from fedloom.server.ledger.lineage import Lineage
 from fedloom.server.ledger.lists.client_values import ClientValues
 from fedloom.server.ledger.lists.lists import Lists
 from fedloom.server.ledger.masking.blames import MaskingBlames
+from fedloom.server.ledger.masking.bodies import MaskedBodies
 from fedloom.server.ledger.members import Members
 from fedloom.server.ledger.messages import Messages
 from fedloom.server.ledger.moving.copies import Copies
@@ -25,6 +26,7 @@ from fedloom.server.ledger.privacy.budgets import PrivacyBudgets
 from fedloom.server.ledger.privacy.populations import Populations
 from fedloom.server.ledger.prunes import Prunes
 from fedloom.server.ledger.refusals import Refusals
+from fedloom.server.ledger.replicas.gate_queues import GateQueues
 from fedloom.server.ledger.replicas.wrapped_keys import WrappedKeys
 from fedloom.server.ledger.rollbacks import Point as Point
 from fedloom.server.ledger.rollbacks import Rollbacks
@@ -48,6 +50,7 @@ class Ledger(
     Directory,
     RunRows,
     MaskingBlames,
+    MaskedBodies,
     Rounds,
     Members,
     Messages,
@@ -64,6 +67,7 @@ class Ledger(
     StoredModels,
     StoredBodies,
     WrappedKeys,
+    GateQueues,
     Copies,
 ):
     """All tables behind methods that are one transaction each; see `Store` for its argument."""

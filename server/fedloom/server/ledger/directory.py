@@ -35,11 +35,29 @@ class Seen:
         at: seconds since the epoch.
         version: of its SDK; None for a disconnect.
         labels: set by the device; None for a disconnect.
+        due_at: when it checks in next, seconds since the epoch; 0 for a client that holds a stream,
+            None for no change.
     """
 
     at: float
     version: str | None = None
     labels: Mapping[str, str] | None = None
+    due_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckInCounts:
+    """Clients that check in.
+
+    Attributes:
+        expected: that are not missing.
+        missing: that did not come when they were due, nor long after it.
+        soon: of those expected, the ones that are due soon.
+    """
+
+    expected: int = 0
+    missing: int = 0
+    soon: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +85,12 @@ class Directory(Store):
     def saw(self, seen: Mapping[str, Seen]) -> None:
         """Record connects and disconnects. Adds clients without an enrolment (plaintext)."""
         with self._write() as connection:
-            for name, now in seen.items():
+            for name, now in sorted(seen.items()):  # another server locks clients in this order
                 values: dict[str, Any] = {"seen_at": now.at}
                 if now.version is not None:
                     values["version"] = now.version
+                if now.due_at is not None:
+                    values["due_at"] = now.due_at or None
                 found = connection.execute(
                     clients.update().where(clients.c.name == name).values(values)
                 )
@@ -128,6 +148,10 @@ class Directory(Store):
         """Move a client to a study; empty for none."""
         self._change(clients.update().where(clients.c.name == name).values(study=study))
 
+    def set_devices(self, name: str, devices: int) -> None:
+        """Register a site for so many devices in one sum."""
+        self._change(clients.update().where(clients.c.name == name).values(devices=devices))
+
     def set_note(self, name: str, note: str) -> None:
         """Set the operator's note on a client."""
         self._change(clients.update().where(clients.c.name == name).values(note=note))
@@ -139,6 +163,22 @@ class Directory(Store):
             _add_labels(connection, name, {n: v for n, v in changes.items() if v}, own=False)
 
     # ---- reading -----------------------------------------------------------------------------
+
+    def check_ins(self, missing: float, until: float) -> dict[str, CheckInCounts]:
+        """Active clients that check in, counted by study; the empty name is that of no study.
+
+        Args:
+            missing: those that were due before this time are missing, seconds since the epoch.
+            until: those that are due before this time come soon.
+        """
+        due, study = clients.c.due_at, sa.func.coalesce(clients.c.study, "")
+        counts = (due >= missing, due < missing, sa.and_(due >= missing, due < until))
+        query = sa.select(study, *(sa.func.count().filter(each) for each in counts)).where(
+            clients.c.status == "active", due.is_not(None)
+        )
+        with self._engine.connect() as connection:
+            found = connection.execute(query.group_by(study))
+            return {name: CheckInCounts(*numbers) for name, *numbers in found}
 
     def names(self, which: Filter) -> list[str]:
         """Names of clients that a filter accepts, in order."""

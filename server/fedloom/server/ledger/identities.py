@@ -87,8 +87,14 @@ class Identities(Store):
         """Names of clients for which a token was ever issued."""
         return set(self._values(sa.select(tokens.c.client)))
 
-    def enrol(self, token_id: str, serial: str, not_after: float) -> None:
+    def enrol(self, token_id: str, serial: str, not_after: float, key: str = "") -> None:
         """Use up a token and store the client and the certificate, in one transaction.
+
+        Args:
+            token_id: of the token.
+            serial: of the certificate.
+            not_after: end of its validity, Unix seconds.
+            key: SHA-256 of its public key.
 
         Raises:
             Refusal: BAD_TOKEN when it was used in the meantime.
@@ -114,9 +120,49 @@ class Identities(Store):
                 connection.execute(clients.update().where(clients.c.name == client).values(values))
             else:
                 connection.execute(clients.insert().values(name=client, **values))
-            row = {"serial": serial, "client": client, "issued_at": now, "not_after": not_after}
-            connection.execute(certificates.insert().values(row))
+            row = {"serial": serial, "client": client, "key": key}
+            issued = certificates.insert().values(**row, issued_at=now, not_after=not_after)
+            connection.execute(issued)
         self._forget([client])
+
+    def is_enrolled(self, client: str, key: str) -> bool:
+        """Whether a client that takes part has a certificate over this key."""
+        its = (
+            sa.select(sa.func.count())
+            .select_from(certificates)
+            .join(clients, clients.c.name == certificates.c.client)
+        )
+        own = (certificates.c.client == client, certificates.c.key == key)
+        alive = (certificates.c.revoked_at.is_(None), clients.c.status.not_in(GONE))
+        return bool(self._values(its.where(*own, *alive))[0])
+
+    def enrol_again(self, client: str, key: str, serial: str, not_after: float) -> None:
+        """Replace a certificate whose device did not get it by another one over the same key.
+
+        Raises:
+            Refusal: REVOKED when it was revoked while the other one was being issued.
+        """
+        its = sa.and_(certificates.c.client == client, certificates.c.key == key)
+        with self._write() as connection:
+            lost = certificates.delete().where(its, certificates.c.revoked_at.is_(None))
+            if not connection.execute(lost).rowcount:
+                raise _gone(client, "revoked")
+            row = {"serial": serial, "client": client, "key": key}
+            issued = certificates.insert().values(**row, issued_at=time.time(), not_after=not_after)
+            connection.execute(issued)
+        self._forget([client])
+
+    def repeat_renewal(self, client: str, key: str) -> bool:
+        """Note that a client is sent its latest certificate again; False if it is not there.
+
+        The note changes no value: see `Updates.repeat_all`.
+        """
+        its = certificates.update().where(
+            certificates.c.client == client, certificates.c.key == key,
+            certificates.c.chain.is_not(None),
+        )  # fmt: skip
+        with self._write() as connection:
+            return bool(connection.execute(its.values(chain=certificates.c.chain)).rowcount)
 
     def renewal(self, client: str) -> RenewalRow | None:
         """A client's latest renewed certificate; None if it has none."""

@@ -4,7 +4,6 @@ Invariant: a round's row leaves `reporting` before it is summed, and every accep
 so the set of accepted updates of a closing round never changes.
 """
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
@@ -24,6 +23,7 @@ from fedloom.server.ledger.store import ITS_UPDATE, NO_STATE, Row, is_there, its
 from fedloom.server.ledger.tables import clients, cohorts, models, rounds, runs, updates
 from fedloom.server.ledger.updates import (
     ABANDONED,
+    AT_WORK,
     CLOSING,
     COMMITTED,
     MASKING,
@@ -56,7 +56,8 @@ class Rounds(Updates):
             connection.execute(
                 runs.update().where(runs.c.id == row["run"]).values(last_round=row["number"])
             )
-            _add_cohort(connection, row["run"], row["number"], cohort, places or {})
+            key = row["run"], row["number"]
+            _add_cohort(connection, key, cohort, places or {}, self.wall())
             add_to_population(connection, row["run"], {*cohort, *drawn_from})
 
     def recruit(self, run: str, number: int, client: str, places: int | None = None) -> None:
@@ -67,7 +68,7 @@ class Rounds(Updates):
         with self._write() as connection:
             if not is_there(connection, cohorts, run=run, round=number, client=client):
                 own = {} if places is None else {client: places}
-                _add_cohort(connection, run, number, [client], own)
+                _add_cohort(connection, (run, number), [client], own, self.wall())
                 add_to_population(connection, run, {client})
 
     def set_phase(
@@ -80,11 +81,15 @@ class Rounds(Updates):
         *,
         failures: Failures | None = None,
     ) -> None:
-        """Set the phase of a member; with `failures`, the recent ones of the client."""
-        its = cohorts.update().filter_by(run=run, round=number, client=client)
+        """Set the phase of a member; with `failures`, the recent ones of the client.
+
+        A member whose update a gate has accepted meanwhile has reported, and stays so.
+        """
+        key: dict[str, str | int] = {"run": run, "round": number, "client": client}
+        its = cohorts.update().filter_by(**key)
+        member = sa.select(sa.literal(1)).select_from(cohorts).filter_by(**key)
         with self._write() as connection:
-            connection.execute(its.values(phase=phase, reason=reason))
-            if failures is not None:
+            if failures is not None:  # first: a gate that accepts locks the client before its phase
                 connection.execute(
                     clients.update()
                     .where(clients.c.name == client)
@@ -93,6 +98,9 @@ class Rounds(Updates):
                         failed_run=run, failed_round=number,
                     )
                 )  # fmt: skip
+            connection.execute(member.with_for_update())
+            if not is_there(connection, updates, **key):  # now: who accepts changes the member
+                connection.execute(its.values(phase=phase, reason=reason))
 
     def set_deadline(self, run: str, number: int, deadline_at: float) -> None:
         """Move an open round's deadline."""
@@ -141,7 +149,7 @@ class Rounds(Updates):
         """Members of rounds from `since` on whose part has not ended, by round and name."""
         return self._rows(
             sa.select(cohorts)
-            .where(cohorts.c.run == run, cohorts.c.round >= since, cohorts.c.phase == "offered")
+            .where(cohorts.c.run == run, cohorts.c.round >= since, cohorts.c.phase == AT_WORK)
             .order_by(cohorts.c.round, cohorts.c.client),
             CohortRow,
         )
@@ -150,7 +158,7 @@ class Rounds(Updates):
         """Stop accepting updates, and return the accepted ones."""
         its = rounds.update().filter_by(run=run, number=number)
         its = its.where(rounds.c.state.in_((REPORTING, MASKING)))
-        self._change(its.values(state=CLOSING, closed_at=time.time()))
+        self._change(its.values(state=CLOSING, closed_at=self.wall()))
         return self.accepted(run, number)
 
     def commit_round(self, run: str, number: int, result: Row, model_size_bytes: int) -> None:
@@ -166,7 +174,7 @@ class Rounds(Updates):
                 model, if there is one).
             model_size_bytes: of the new model.
         """
-        now = time.time()
+        now = self.wall()
         with self._write() as connection:
             moved = connection.execute(
                 rounds.update()
@@ -228,7 +236,7 @@ class Rounds(Updates):
             counted: the last round that was committed with a sum of this site; 0 for none.
             over: the last round that is over. Those after `counted` were not committed, or undone.
         """
-        now = time.time()
+        now = self.wall()
         its = rounds.update().where(rounds.c.run == run, rounds.c.number <= over)
         sent = its.where(rounds.c.state == SENT)
         lost = "the parent server closed its round without the sum of this site"
@@ -266,7 +274,7 @@ class Rounds(Updates):
                 rounds.update()
                 .filter_by(run=run, number=number)
                 .where(rounds.c.state.in_(OPEN))
-                .values(state=ABANDONED, reason=reason, cause=cause, closed_at=time.time())
+                .values(state=ABANDONED, reason=reason, cause=cause, closed_at=self.wall())
             )
             if moved.rowcount == 1:
                 connection.execute(
@@ -278,21 +286,20 @@ class Rounds(Updates):
 
 def _add_cohort(
     connection: sa.Connection,
-    run: str,
-    number: int,
+    key: tuple[str, int],
     names: Sequence[str],
     places: Mapping[str, int],
+    now: float,
 ) -> None:
-    now = time.time()
     if names:
         connection.execute(
             cohorts.insert(),
             [
                 {
-                    "run": run,
-                    "round": number,
+                    "run": key[0],
+                    "round": key[1],
                     "client": name,
-                    "phase": "offered",
+                    "phase": AT_WORK,
                     "offered_at": now,
                     "places": places.get(name),
                 }

@@ -258,6 +258,8 @@ class UpdateColumns:
         counts_in: the round whose sum it is in; None for `round`.
         devices: whose updates it sums; None for 1.
         members: of a site that names them, a `fedloom.protocol.updates.site_members.Tree`.
+        gate: that accepted it; None for the server that drives.
+        sealed_in: file of the gate's sum that has it; None if its body is to be folded.
     """
 
     run: str
@@ -273,14 +275,22 @@ class UpdateColumns:
     counts_in: int | None = None
     devices: int | None = None
     members: list[dict[str, Any]] | None = None
+    gate: str | None = None
+    sealed_in: str | None = None
+
+    @property
+    def counted(self) -> int:
+        """The round whose sum it is in."""
+        return self.round if self.counts_in is None else self.counts_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRow(UpdateColumns):
-    """An accepted update."""
+    """An accepted update; `repeats` are uploads of it after its acceptance, None for none."""
 
     accepted_at: float
     staleness: int | None
+    repeats: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +298,7 @@ class AcceptedRow:
     """An update that counts in a round; `round` is that in which its client was asked.
 
     `devices` are those whose updates it sums; None for 1. `members` are their names, if known.
+    `gate` and `sealed_in` are as in `UpdateColumns`.
     """
 
     client: str
@@ -297,6 +308,8 @@ class AcceptedRow:
     weight: float = 1.0
     devices: int | None = None
     members: list[dict[str, Any]] | None = None
+    gate: str | None = None
+    sealed_in: str | None = None
 
     @property
     def num_devices(self) -> int:
@@ -510,6 +523,7 @@ class ClientRow:
         failed_round: its round.
         certificate_until: when its newest certificate ends.
         devices: most in a sum of this site; None or 0 for a device.
+        due_at: when it checks in next; None for a client that holds a stream.
     """
 
     name: str
@@ -528,6 +542,7 @@ class ClientRow:
     failed_run: str | None = None
     failed_round: int | None = None
     devices: int | None = None
+    due_at: float | None = None
     study: str | None = None
     certificate_until: float | None = None
 

@@ -44,8 +44,11 @@ class RunRows(Store):
 
     def reply_to(self, request: str) -> dict[str, Any] | None:
         """The reply to a request that was done already; None for a new one."""
-        found = self._values(sa.select(requests.c.reply).where(requests.c.id == request))
-        return dict(found[0]) if found else None
+        # Written again, as `Updates.repeat_all` does: what is only read may yet be lost.
+        again = requests.update().where(requests.c.id == request).values(at=requests.c.at)
+        with self._write() as connection:
+            found = connection.execute(again.returning(requests.c.reply)).scalar()
+        return None if found is None else dict(found)
 
     def keep_reply(self, request: str, reply: Row) -> None:
         """Store the reply to a request for a limited time, so that a repeat does nothing."""

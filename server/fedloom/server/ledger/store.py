@@ -1,5 +1,6 @@
 """The database of the ledger: opened and migrated, read and written in transactions."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,9 @@ from fedloom.server.engine import RoundKind
 from fedloom.server.ledger.access.accounts import Accounts
 from fedloom.server.ledger.audit_trail import HEAD_FILE, Trail
 from fedloom.server.ledger.lists.order import each
-from fedloom.server.ledger.migrations import migrate
+from fedloom.server.ledger.migrations import check_readable, migrate
+from fedloom.server.ledger.replicas.commit_warnings import refuse_warned_commits
+from fedloom.server.ledger.replicas.doorbell import Doorbell
 from fedloom.server.ledger.replicas.lease_rows import LeaseRows, limit_waits
 from fedloom.server.ledger.tables import clients, cohorts, rounds, updates
 
@@ -84,12 +87,14 @@ class Store:
 
     Attributes:
         accounts: of operators.
+        ahead_s: by which `wall` is ahead of this machine's clock.
         trail: the audit trail.
 
     Raises:
         UsageError: the URL is not valid, the database's driver is not installed, or the ledger is
             of a newer version.
         UnavailableError: the database does not answer.
+        OlderServerError: it is to be upgraded, and a server lives that could not read it then.
     """
 
     def __init__(self, url: str) -> None:
@@ -98,7 +103,8 @@ class Store:
             self._engine = sa.create_engine(url)
             if self._engine.dialect.name == "sqlite":
                 sa.event.listen(self._engine, "connect", _configure_sqlite)
-            migrate(self._engine)
+            refuse_warned_commits(self._engine)
+            self._migrate()
         except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError) as error:
             reason = str(error).rstrip(".")
             raise UsageError(f"Expected `database` as an SQLAlchemy URL: {reason}.") from None
@@ -108,6 +114,7 @@ class Store:
             ) from None
         except sa.exc.OperationalError as error:
             raise unavailable(error) from None
+        self.ahead_s = 0.0
         self.accounts = Accounts(self._engine)
         self.trail = Trail(self._engine)
 
@@ -117,6 +124,25 @@ class Store:
         ledger = cls(url or f"sqlite:///{state_dir / 'ledger.sqlite'}")
         ledger.trail = Trail(ledger._engine, state_dir / HEAD_FILE)
         return ledger
+
+    def _migrate(self) -> None:
+        try:
+            migrate(self._engine)
+        except BaseException:
+            self._engine.dispose()
+            raise
+
+    def wall(self) -> float:
+        """Seconds since the epoch for times of rounds, which a replica continues that takes over.
+
+        By the database's clock where there are replicas, else by this machine's.
+        """
+        return time.time() + self.ahead_s
+
+    def check_readable(self) -> None:
+        """Check that this server can still work with the ledger; see `migrations`."""
+        with self._engine.connect() as connection:
+            check_readable(connection)
 
     def fence(self, check: Callable[[sa.Connection], None]) -> None:
         """Call a check in each transaction, as its last step; what it raises rolls back.
@@ -131,6 +157,10 @@ class Store:
     def lease_rows(self) -> LeaseRows:
         """The rows of the server that drives, outside the fence."""
         return LeaseRows(self._engine.url)
+
+    def doorbell(self, own: str) -> Doorbell:
+        """Notifications of this process, which listens on the channel `own`."""
+        return Doorbell(self._engine.url, own)
 
     def close(self) -> None:
         """Close all connections."""

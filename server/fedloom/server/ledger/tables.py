@@ -9,7 +9,10 @@ import sqlalchemy as sa
 meta = sa.MetaData()
 
 versions = sa.Table(
-    "schema_version", meta, sa.Column("version", sa.Integer, primary_key=True, autoincrement=False)
+    "schema_version",
+    meta,
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("readable_from", sa.Integer),  # least version whose servers work with it; NULL: this
 )
 clients = sa.Table(
     "clients",
@@ -31,6 +34,8 @@ clients = sa.Table(
     sa.Column("failed_round", sa.Integer),
     sa.Column("study", sa.String),  # empty or NULL: none
     sa.Column("devices", sa.Integer),  # most in a sum of this site; NULL or 0 for a device
+    sa.Column("due_at", sa.Float),  # when it checks in next; NULL: it holds a stream
+    sa.Index("clients_by_due", "due_at"),
 )
 labels = sa.Table(
     "client_labels",
@@ -174,6 +179,9 @@ updates = sa.Table(
     sa.Column("staleness", sa.Integer),
     sa.Column("devices", sa.Integer),  # whose updates it sums; NULL for 1
     sa.Column("members", sa.JSON(none_as_null=True)),  # of a site that names them: a tree
+    sa.Column("gate", sa.String),  # that accepted it; NULL: the driver
+    sa.Column("sealed_in", sa.String),  # file of a gate's sum that has it; set once
+    sa.Column("repeats", sa.Integer),  # uploads of it after its acceptance; NULL for none
     sa.Index("updates_by_sum", "run", "counts_in", "staleness"),
     sa.Index("updates_by_client", "client", "accepted_at", "staleness"),
     sa.ForeignKeyConstraint(["run", "round"], ["rounds.run", "rounds.number"]),
@@ -319,6 +327,38 @@ drivers = sa.Table(  # which of several servers drives: one row, whose epoch ris
     sa.Column("holder", sa.String, nullable=False),
     sa.Column("name", sa.String, nullable=False),  # of the holder's machine, for messages
     sa.Column("renewed_at", sa.Float, nullable=False),  # by the database's clock; 0: released
+    sa.Column("version", sa.String),  # of the holder's software
+    sa.Column("gates", sa.Boolean),  # whether the holder reads what gates tell
+    sa.Column("ledger_version", sa.Integer),  # of the holder's software; NULL: 4
+)
+_number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+gates = sa.Table(  # servers beside the driver that serve devices
+    "gates",
+    meta,
+    sa.Column("id", sa.String, primary_key=True),  # of the process
+    sa.Column("name", sa.String, nullable=False),  # of its machine, for messages
+    sa.Column("renewed_at", sa.Float, nullable=False),  # by the database's clock
+    sa.Column("ledger_version", sa.Integer),  # of its software; NULL: 4
+)
+inbox = sa.Table(  # what gates tell the driver, which deletes it
+    "inbox",
+    meta,
+    sa.Column("id", _number, primary_key=True),
+    sa.Column("gate", sa.String, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),  # of the driver that is told
+    sa.Column("kind", sa.String, nullable=False),
+    sa.Column("session", sa.String, nullable=False),
+    sa.Column("client", sa.String, nullable=False),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+)
+mail = sa.Table(  # what the driver tells gates, which delete it
+    "mail",
+    meta,
+    sa.Column("id", _number, primary_key=True),
+    sa.Column("gate", sa.String, nullable=False, index=True),
+    sa.Column("session", sa.String, nullable=False),
+    sa.Column("kind", sa.String, nullable=False),
+    sa.Column("content", sa.LargeBinary, nullable=False),
 )
 wrapped_keys = sa.Table(  # keys of a server, encrypted under a key that is not in the ledger
     "wrapped_keys",

@@ -21,6 +21,14 @@ class Gauge:
 
 GAUGES = (
     Gauge("fedloom_server", "Always 1; the label is the version.", ("version",)),
+    Gauge(
+        "fedloom_driver_epoch",
+        "Number of the turn of the replica that drives, as this one knows it; each change of the "
+        "driver adds one. Of replicas only.",
+    ),
+    Gauge("fedloom_replica_drives", "1 if this replica drives, 0 if it is on standby."),
+    Gauge("fedloom_streams", "Streams of devices that attend at this replica itself."),
+    Gauge("fedloom_gates", "Replicas that serve devices beside the driver, as that one sees them."),
     Gauge("fedloom_queue_depth", "Calls that wait for a thread or run in it.", ("queue",)),
     Gauge("fedloom_uploads", "Updates in upload."),
     Gauge("fedloom_downloads", "Models in download."),
@@ -28,6 +36,12 @@ GAUGES = (
     Gauge("fedloom_clients", "Connected clients, by state.", ("state",)),
     Gauge("fedloom_clients_enrolled", "Clients in the ledger, by status.", ("status",)),
     Gauge("fedloom_clients_failing", "Clients whose last tasks failed or were refused."),
+    Gauge(
+        "fedloom_check_in_devices",
+        "Devices that check in: expected to come when told, waiting for a task now, due within a "
+        "minute (soon), missing.",
+        ("state",),
+    ),
     Gauge("fedloom_devices_reporting", "Connected devices that report readings."),
     Gauge(
         "fedloom_device_reading",

@@ -41,6 +41,9 @@ SHARES, BODY, AGREEMENT, REVEAL = "shares", "body", "agreement", "reveal"
 UPDATE, CALL, ENROLMENT = "update", "call", "enrolment"
 FLEET = "fleet"
 
+STORE_REQUESTS = ("put", "get", "delete", "list")
+"""What a server asks of an object store."""
+
 
 class Meters:
     """The counters and histograms.
@@ -75,6 +78,7 @@ class Meters:
             "Connections that began a TLS handshake, whether it succeeded or not.",
             "port",
         )
+        self.check_ins = counter("check_ins", "Check-ins of devices.")
         self.offers = counter("offers", "Tasks offered to clients.")
         self.declined = counter("offers_declined", "Tasks that clients declined.")
         self.failed = counter("tasks_failed", "Tasks that clients accepted and failed.")
@@ -98,6 +102,15 @@ class Meters:
         )
         self.ledger_s = histogram(
             "ledger_seconds", "Time of a transaction of the ledger, including its wait.", SHORT_S
+        )
+        self.store_s = histogram(
+            "store_request_seconds",
+            "Time of a request to the object store, without the wait before a repeat.",
+            SHORT_S,
+            "request",
+        )
+        self.store_faults = counter(
+            "store_faults", "Requests to the object store that failed; each is repeated.", "request"
         )
         self.sessions = counter(
             "masking_sessions",
@@ -132,10 +145,19 @@ class Meters:
             self.session_phase_s.labels(state.value)
         for phase in (SHARES, BODY, AGREEMENT, REVEAL):
             self.drop_outs.labels(phase)
+        for request in STORE_REQUESTS:
+            self.store_s.labels(request)
+            self.store_faults.labels(request)
         for port in (FLEET, ENROLMENT):
             self.connections.labels(port)
         for code in (Code.BAD_TOKEN, Code.BAD_CSR, Code.EXPIRED):
             self.refusals.labels(ENROLMENT, code.value)
+
+    def asked_store(self, request: str, seconds: float, *, failed: bool) -> None:
+        """The object store answered a request, or did not."""
+        self.store_s.labels(request).observe(seconds)
+        if failed:
+            self.store_faults.labels(request).inc()
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from fedloom.server.metrics.gauges import GAUGES, Values, families
 from fedloom.server.metrics.meters import Meters
+from fedloom.server.metrics.replica import ReplicaState
 
 _PROCESS = CollectorRegistry()
 ProcessCollector(registry=_PROCESS)  # memory, CPU time, open files: under their usual names
@@ -27,7 +28,28 @@ class Scrape(Collector):
         yield from families(self._values)
 
 
-def text(scrape: Scrape, accept: str = "") -> tuple[bytes, str]:
+class ReplicaScrape(Collector):
+    """Collects the gauges of a replica, and of a gate all it measures, for a port without logins.
+
+    Its counters and histograms name neither clients nor runs.
+    """
+
+    def __init__(self, replica: ReplicaState) -> None:
+        self._replica = replica
+
+    def collect(self) -> Iterator[Metric]:
+        """The families that have a value."""
+        replica, serving = self._replica, self._replica.serving
+        values = replica.values()
+        if serving is not None:
+            if not replica.drives:  # else they are on the console, for the same process
+                yield from _PROCESS.collect()
+            yield from serving.meters.registry.collect()
+            values = {**values, **serving.values()}
+        yield from (each for each in families(values) if each.samples)
+
+
+def text(scrape: Collector, accept: str = "") -> tuple[bytes, str]:
     """The metrics as text, and its media type, by the request's Accept header."""
     encode, media_type = choose_encoder(accept)
     return encode(scrape), media_type

@@ -27,6 +27,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from fedloom.protocol.atomic_files import sync_directory
 from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
 from fedloom.protocol.trust import tokens
 from fedloom.protocol.trust.identity import (
@@ -39,12 +40,7 @@ from fedloom.protocol.trust.identity import (
     peer_from_certificate,
     seconds_until_renewal,
 )
-from fedloom.protocol.trust.private_files import (
-    private_directory,
-    read_private,
-    sync_directory,
-    write_private,
-)
+from fedloom.protocol.trust.private_files import private_directory, read_private, write_private
 from fedloom.server.pki import certificates
 from fedloom.server.pki.certificates import Issuer
 

@@ -32,9 +32,9 @@ ISSUING_LIFE = timedelta(days=730)
 SERVER_LIFE_S = 90 * 24 * 3600
 
 _MAX_CSR_BYTES = 16 * 1024
-_MAX_SKEW = timedelta(minutes=5)
-"""Clients' certificates start this long before they are made, in case the server's clock is set
-back; only the server checks them."""
+_MAX_SKEW = timedelta(minutes=15)
+"""Clients' certificates start this long before they are made: servers check them, and the clock of
+one may be set back, or be slower than that of the replica which made one."""
 _DEVICE_SKEW = timedelta(days=1)
 """Certificates that devices check start this long before they are made, as their clocks differ."""
 # Path validation refuses underscores in host names.

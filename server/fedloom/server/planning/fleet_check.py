@@ -21,7 +21,8 @@ class KnownClient:
 
     Attributes:
         name: of the client.
-        online: whether it is connected.
+        online: whether it is connected, or comes when it was told.
+        unfit: whether it checks in, and the run draws no such client.
         hold: an operator's order; None for none.
         cools: whether it gets no offers for a time, after failures.
         has_certificate: whether its certificate is still valid, or none is needed.
@@ -31,6 +32,7 @@ class KnownClient:
 
     name: str
     online: bool = True
+    unfit: bool = False
     hold: str | None = None
     cools: bool = False
     has_certificate: bool = True
@@ -118,6 +120,13 @@ def check_fleet(clients: Iterable[KnownClient], model: Shapes | None, goal: int)
     )
 
 
+_COOLS: Phrase = ("cools off after failures", "cool off after failures")
+_UNDRAWN: Phrase = (
+    "checks in, and this run draws none that does (docs/check-in.md)",
+    "check in, and this run draws none that does (docs/check-in.md)",
+)
+
+
 def _obstacle(client: KnownClient, model: Shapes | None) -> Phrase | None:
     if client.hold == "quarantine":
         return "is quarantined", "are quarantined"
@@ -125,8 +134,8 @@ def _obstacle(client: KnownClient, model: Shapes | None) -> Phrase | None:
         return "is drained", "are drained"
     if not client.has_certificate:
         return "has an expired certificate", "have expired certificates"
-    if client.cools:
-        return "cools off after failures", "cool off after failures"
+    if client.unfit or client.cools:
+        return _UNDRAWN if client.unfit else _COOLS
     if model is None or client.shapes is None:
         return None
     return mismatch(client.shapes, model)

@@ -4,12 +4,15 @@ All of it follows from the specification and the model's manifest, so a restarte
 simulator agree.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.updates.message import Limits
+from fedloom.server.engine import RoundKind
 from fedloom.server.planning.spec import RunSpec
+from fedloom.server.planning.state_note import StateNote
 from fedloom.strategies import Partial, privacy
 from fedloom.strategies.exact.partial import Key, TensorSpec
 from fedloom.strategies.privacy import Release
@@ -118,6 +121,31 @@ def limits(spec: RunSpec, manifest: Manifest) -> Limits:
         unasked=frozenset(manifest.specs) - _asked(spec, manifest) - kept - fixed,
         adapters=spec.build_adapters() if spec.adapters else None,
     )
+
+
+def of_round(
+    spec: RunSpec, manifest: Manifest, kind: RoundKind, clip: float | None, run: Limits
+) -> Limits:
+    """Return the limits on updates of one round.
+
+    Args:
+        spec: of the run.
+        manifest: of its model.
+        kind: of the round.
+        clip: of the round, with [privacy].
+        run: what `limits` returned.
+    """
+    found = replace(run, max_norm=longest(spec, manifest, clip))
+    return replace(found, groups=(), scalars=()) if kind is RoundKind.EVALUATE else found
+
+
+def clip_of(spec: RunSpec, strategy_state: str | None) -> float | None:
+    """Return the clip of the next round after this state; None without [privacy]."""
+    settings = spec.build_privacy()
+    if settings is None:
+        return None
+    noted = StateNote.read(strategy_state).clip
+    return settings.clip if noted is None else noted
 
 
 def _counted(spec: RunSpec, manifest: Manifest) -> tuple[str, ...]:

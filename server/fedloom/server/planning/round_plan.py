@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.task_description import FileRef, TaskDescription, UpdateBounds
+from fedloom.protocol.task_description import FileRef, TaskDescription, UpdateBounds, name_in_tree
 from fedloom.protocol.updates.message import Limits
 from fedloom.server.engine import BestModel, RoundConfig, RoundKind
 from fedloom.server.engine.conduct import Conduct
@@ -32,10 +32,13 @@ class UpstreamRound:
     goal: int
     deadline_s: float
 
-    def config(self, usual: RoundConfig) -> RoundConfig:
-        """The settings of the round: it closes with any device, as the quorum is the parent's."""
+    def config(self, usual: RoundConfig, least: int = 1) -> RoundConfig:
+        """The settings of the round: it closes with any device, as the quorum is the parent's.
+
+        With masking sessions it closes with `least` devices, the members of a smallest one.
+        """
         return replace(
-            usual, goal=self.goal, quorum=1, over_selection=1.0, candidates=1,
+            usual, goal=self.goal, quorum=least, over_selection=1.0, candidates=1,
             deadline_s=self.deadline_s,
         )  # fmt: skip
 
@@ -51,7 +54,8 @@ class RoundPlan:
         trained: training rounds committed before this one.
         spec: of the run.
         model: digest of the model from which it starts.
-        strategy_state: the ledger's note of the strategy's state, or None at the start.
+        strategy_state: the ledger's note of the strategy's state, or None at the start; of a
+            parent's round, of the files that its devices get beside the model.
         manifest: of the model.
         limits: on updates.
         stream: of the run's noise key, with [privacy].
@@ -88,9 +92,9 @@ class RoundPlan:
         """The settings of the round."""
         if self.messages:
             return self.spec.message_config(len(self.messages))
+        config, masking = changed(self.spec.round_config(), self.goals), self.spec.own_sessions()
         if self.upstream is not None:
-            return self.upstream.config(self.spec.round_config())
-        config, masking = changed(self.spec.round_config(), self.goals), self.spec.build_masking()
+            config = self.upstream.config(config, 1 if masking is None else masking.min_group)
         return config if masking is None else masked_config(config, masking)
 
     @property
@@ -100,7 +104,12 @@ class RoundPlan:
 
     def name_of(self, client: str) -> str:
         """The name by which a client's randomness is drawn: of a site's device, with the site's."""
-        return client if self.upstream is None else f"{self.upstream.path}/{client}"
+        return name_in_tree(self.place, client)
+
+    @property
+    def place(self) -> str:
+        """Place of this server in a tree of sites; empty if it is no site."""
+        return "" if self.upstream is None else self.upstream.path
 
     @property
     def note(self) -> StateNote:
@@ -135,7 +144,8 @@ class RoundPlan:
         }
 
     def _ordered(self, upstream: UpstreamRound) -> dict[str, Any]:
-        return {"goal": upstream.goal, "path": upstream.path, "trained": self.trained}
+        found = {"goal": upstream.goal, "path": upstream.path, "trained": self.trained}
+        return found if self.strategy_state is None else {**found, "state": self.strategy_state}
 
 
 def changed(config: RoundConfig, goals: tuple[int, int] | None) -> RoundConfig:
@@ -151,6 +161,7 @@ def task_of(plan: RoundPlan) -> TaskDescription:
     )
     return replace(
         asked,
+        masking=asked.masking and replace(asked.masking, site=plan.place),
         model=plan.given,
         differences=note.differences,
         received=note.sent if asked.receives else None,

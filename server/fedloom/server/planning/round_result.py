@@ -7,21 +7,25 @@ from typing import Any
 from fedloom.server.engine import RoundKind
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.planning.spec import RunSpec
-from fedloom.strategies import MetricsSettings, Partial, Updates
+from fedloom.strategies import Partial, Updates
 from fedloom.strategies.exact.lazy_arrays import Values
-from fedloom.strategies.metrics import Summary, SummedMetrics, metric_sums, summed
+from fedloom.strategies.masking.words import MaskedWords
+from fedloom.strategies.metrics import Summary
+from fedloom.strategies.summed_metrics import SummedMetrics, metric_sums, summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMetrics:
     """What a client measured: a number of examples, and values by metric.
 
-    Of a site, the values are the means over its devices; `sums` are those of `SummedMetrics`.
+    Of a site, the values are the means over its devices; the others are those of `SummedMetrics`.
     """
 
     num_examples: int = 0
     values: Mapping[str, float] = field(default_factory=dict)
     sums: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
+    extremes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +114,7 @@ def measure(setup: RunSetup, result: RoundResult, trained: int) -> RoundMetrics:
         return RoundMetrics(privacy=setup.privacy.spent(trained, result.number))
     words = setup.spec.masked_words()
     if words is not None:
-        sums = result.words or {}
+        sums = _words(setup.spec, words, result)
         return RoundMetrics(
             training=words.means("training", sums), evaluation=words.means("evaluation", sums)
         )
@@ -118,8 +122,8 @@ def measure(setup: RunSetup, result: RoundResult, trained: int) -> RoundMetrics:
     if setup.spec.sites:
         every = list(result.metrics)
         return RoundMetrics(
-            training=_means(added_up(setup.spec, (m.training for m in every)), settings),
-            evaluation=_means(added_up(setup.spec, (m.evaluation for m in every)), settings),
+            training=added_up(setup.spec, (m.training for m in every)).summary(settings),
+            evaluation=added_up(setup.spec, (m.evaluation for m in every)).summary(settings),
         )
     training, evaluation = Summary(settings), Summary(settings)
     for report in result.metrics:
@@ -128,20 +132,26 @@ def measure(setup: RunSetup, result: RoundResult, trained: int) -> RoundMetrics:
     return RoundMetrics(training=training.values(), evaluation=evaluation.values())
 
 
+def _words(spec: RunSpec, words: MaskedWords, result: RoundResult) -> Mapping[str, int]:
+    """The sums of masked words, of which sites send metrics."""
+    if not spec.sites:
+        return result.words or {}
+    every = list(result.metrics)
+    training = added_up(spec, (each.training for each in every))
+    evaluation = added_up(spec, (each.evaluation for each in every))
+    return words.words_of("training", training) | words.words_of("evaluation", evaluation)
+
+
 def added_up(spec: RunSpec, every: Iterable[ClientMetrics]) -> SummedMetrics:
     """The exact sums of what the clients of a run measured, which may be sites."""
     if spec.sites:
-        return summed(SummedMetrics(each.num_examples, each.sums) for each in every)
-    most = spec.metrics_settings().max_weight
-    return metric_sums(((each.num_examples, each.values) for each in every), most)
-
-
-def _means(total: SummedMetrics, settings: MetricsSettings) -> dict[str, Any]:
-    """Means over the devices of all sites, with the bits that a server of them would have."""
-    if not total.num_examples:
-        return {}
-    kept = settings.enabled and settings.mean
-    return {"num_examples": total.num_examples, "values": total.means() if kept else {}}
+        return summed(
+            SummedMetrics(each.num_examples, each.sums, each.extremes, each.counts)
+            for each in every
+        )
+    return metric_sums(
+        ((each.num_examples, each.values) for each in every), spec.metrics_settings()
+    )
 
 
 def last_counted(before: Mapping[str, int], reports: Sequence[ClientReport]) -> dict[str, int]:

@@ -284,6 +284,16 @@ class RunSpec:
             )
         return call(Masking, self.masking, table="masking")
 
+    def own_sessions(self) -> Masking | None:
+        """The settings of masking sessions of the run's clients; None where sites hold them."""
+        return None if self.sites else self.build_masking()
+
+    @property
+    def least_devices(self) -> int:
+        """The fewest devices whose updates a site may sum: those of a smallest session."""
+        masking = self.build_masking()
+        return 1 if masking is None else masking.min_group
+
     def _check_masking(self) -> None:
         settings, grid = self.build_masking(), self.grid()
         if settings is None or grid is None:
@@ -401,6 +411,17 @@ class RunSpec:
             return uniform(self.seed, number)
         deadline_s = self.round_config().deadline_s
         return select_by(self.build_selection(), self.seed, number, history, deadline_s)
+
+    @property
+    def draws_check_ins(self) -> bool:
+        """Whether rounds may draw devices that check in, which are there for a while alone.
+
+        Not those whose privacy claim depends on whom they draw from, nor a ServerApp's, which
+        chooses its clients itself, nor those of sites.
+        """
+        settings = self.build_privacy()
+        secret = settings is not None and settings.sampling != "none"
+        return not (secret or self.flower or self.sites)
 
     def metrics_settings(self) -> MetricsSettings:
         """The metrics that are kept of clients; a client weighs at most as in the model."""
@@ -575,14 +596,21 @@ class RunSpec:
         masked = self.build_masking()
         return self.sum_bits if masked is None else masked.sum_bits
 
-    def sum_facts(self) -> dict[str, Any] | None:
-        """Plain values that describe a run's narrow sums, for `sum_lines`; None as for `grid`."""
+    def sum_facts(self, *, held: bool = False) -> dict[str, Any] | None:
+        """Plain values that describe a run's narrow sums, for `sum_lines`; None as for `grid`.
+
+        Args:
+            held: whether it is a run of a parent, whose rounds have as many devices as are there.
+        """
         grid, settings = self.grid(), self.build_masking()
         if grid is None:
             return None
         if settings is None:
             return grid.facts(self.precision)
-        facts = masked_facts(settings, grid, self._finishers(), self.session_noise())
+        finishers = self._finishers()
+        if self.sites or held:
+            finishers = range(settings.min_group, min(settings.group, finishers[-1]) + 1)
+        facts = masked_facts(settings, grid, finishers, self.session_noise())
         aggregation = self.build_strategy().aggregation
         if isinstance(aggregation, OverSessions):
             facts["masking"]["notes"] = {

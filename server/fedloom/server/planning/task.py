@@ -33,8 +33,8 @@ def describe(
 
 
 def _masking(spec: RunSpec) -> TaskMasking | None:
-    """How the updates of a masked round are masked."""
-    settings, grid, words = spec.build_masking(), spec.grid(), spec.masked_words()
+    """How the updates of a masked round are masked; those of sites are sums, in clear."""
+    settings, grid, words = spec.own_sessions(), spec.grid(), spec.masked_words()
     if settings is None or grid is None or words is None:
         return None
     return TaskMasking(

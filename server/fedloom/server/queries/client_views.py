@@ -18,6 +18,7 @@ class ClientState(StrEnum):
 
     ONLINE = "online"
     OFFLINE = "offline"
+    DUE = "due"
     WORKING = "working"
     IDLE = "idle"
     FAILING = "failing"
@@ -79,7 +80,7 @@ class ClientView(BaseModel):
         Field(
             description="the first that applies: revoked, quarantined, drained, cooling (failing, "
             "and gets no offers for some time), failing (its last tasks failed or were refused), "
-            "working, idle, offline"
+            "working, idle, due (it comes when it was told), offline"
         ),
     ]
     status: Annotated[str, Field(description="active or revoked")]
@@ -97,11 +98,21 @@ class ClientView(BaseModel):
     seen_at: Annotated[
         float | None, Field(description="last connected or disconnected; now if online")
     ] = None
+    due_at: Annotated[
+        float | None,
+        Field(
+            description="when it checks in next; null if it is connected, holds a stream, or did "
+            "not come long after it was due"
+        ),
+    ] = None
     version: Annotated[str | None, Field(description="of its SDK, as it reports")] = None
     labels: Annotated[dict[str, str], Field(description="set by operators")] = {}
     own_labels: Annotated[dict[str, str], Field(description="set by the device")] = {}
     note: str | None = None
     study: Annotated[str | None, Field(description="null or empty for none")] = None
+    devices: Annotated[
+        int | None, Field(description="most in a sum of this site; null or 0: a device")
+    ] = None
     asked: Annotated[int, Field(description="rounds that selected it, ended or open")] = 0
     counted: Annotated[int, Field(description="of those: rounds that counted its update")] = 0
     declined: int = 0
@@ -142,6 +153,24 @@ class ClientList(BaseModel):
     clients: list[ClientView]
     total: Annotated[int, Field(description="clients that match the filters")]
     more: Annotated[str | None, Field(description="`after` of the next page; null at the end")]
+
+
+class LabelShareView(BaseModel):
+    """Clients that share a value of a label."""
+
+    value: Annotated[str | None, Field(description="null for clients without the label")]
+    clients: int
+    asked: Annotated[int, Field(description="times that a round drew one of them")]
+    counted: Annotated[int, Field(description="of these, updates that counted")]
+
+
+class LabelShares(BaseModel):
+    """How often clients were asked, by the value of a label."""
+
+    label: str
+    clients: Annotated[int, Field(description="active ones")]
+    asked: Annotated[int, Field(description="times that a round drew a client")]
+    shares: Annotated[list[LabelShareView], Field(description="most clients first, at most 200")]
 
 
 class PartView(MemberView):
@@ -201,6 +230,12 @@ class NewStudy(_In):
     """A client's new study."""
 
     study: Annotated[str, Field(max_length=40, description="empty for none")]
+
+
+class SiteDevices(_In):
+    """For how many devices a site is registered."""
+
+    devices: Annotated[int, Field(ge=1, le=1 << 20, description="most in one of its sums")]
 
 
 class Labels(_In):

@@ -13,6 +13,7 @@ from fedloom.server.ledger import Filter
 from fedloom.server.ledger.lists.order import Cut, in_order
 from fedloom.server.ledger.rows import ClientDetailRow, ClientRow, values
 from fedloom.server.queries import client_views as views
+from fedloom.server.queries.check_ins import due_at, is_due
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import NotFoundError
 from fedloom.server.queries.masking import conduct_words
@@ -24,6 +25,8 @@ _FILTERS = {
     views.ClientState.DRAINED: {"hold": "drain"},
 }
 _UNDECIDED = ("offered", "training")
+MOST_SHARES = 200
+"""Values of a label that are listed."""
 RATED = 3
 """Fewest ended tasks whose success rate has a level."""
 _LEVELS = ((0.9, "ok"), (0.5, "warn"), (0.0, "bad"))
@@ -112,7 +115,7 @@ async def matching(
     found = matching_studies(study)
     if found is not None:
         names = [name for name in names if context.fleet.study_of(name) in found]
-    passes = _presence(context, state)
+    passes = await _presence(context, state)
     return [name for name in names if passes(name)] if passes else names
 
 
@@ -151,10 +154,11 @@ async def _sort_value(context: ConsoleContext, column: str) -> Callable[[str], A
     if column == "state":
         status = await context.in_reader(context.ledger.client_values, "status")
         hold = await context.in_reader(context.ledger.client_values, "hold")
+        due = await context.in_reader(context.ledger.client_values, "due_at")
         fail = {row.name: cools_until(context, row) for row in await failing(context)}
         return lambda name: _state(
             context, name, status=status.get(name, ""), hold=hold.get(name),
-            cools=fail.get(name), fails=name in fail,
+            cools=fail.get(name), fails=name in fail, due=due.get(name),
         )  # fmt: skip
     if column not in SORTED_BY:
         known = ", ".join(("client", "state", "task", *SORTED_BY))
@@ -178,21 +182,29 @@ async def supernode_notes(context: ConsoleContext) -> list[str]:
     return [f"{are} of Flower. There {supernodes.LOSSES}."]
 
 
-def _presence(
+async def _presence(
     context: ConsoleContext, state: views.ClientState | None
 ) -> Callable[[str], bool] | None:
     """A predicate for states that only the fleet knows; None for other states."""
+    due: dict[str, float | None] = {}
+    if state in (views.ClientState.DUE, views.ClientState.OFFLINE):
+        due = await context.in_reader(context.ledger.client_values, "due_at")
     get = context.fleet.get
 
     def works(name: str) -> bool:
         session = get(name)
         return session is not None and session.task is not None
 
+    def comes(name: str) -> bool:
+        return get(name) is None and is_due(context, due.get(name))
+
     match state:
         case views.ClientState.ONLINE:
             return lambda name: get(name) is not None
+        case views.ClientState.DUE:
+            return comes
         case views.ClientState.OFFLINE:
-            return lambda name: get(name) is None
+            return lambda name: get(name) is None and not comes(name)
         case views.ClientState.WORKING:
             return works
         case views.ClientState.IDLE:
@@ -207,6 +219,31 @@ async def versions(context: ConsoleContext) -> views.Versions:
     known = await context.in_reader(context.ledger.client_values, "version")
     seen = [v or "" for name, v in known.items() if sees(context.fleet.study_of(name))]
     return views.Versions(versions=dict(Counter(seen)))
+
+
+async def label_shares(context: ConsoleContext, label: str, run: str = "") -> views.LabelShares:
+    """How often clients were asked, by the value of a label.
+
+    Args:
+        context: of the server.
+        label: name.
+        run: id, or its beginning, whose rounds count; empty for all.
+
+    Raises:
+        NotFoundError: there is no such run.
+    """
+    its = await context.run_id(run) if run else ""
+    found = await context.in_reader(context.ledger.label_shares, label, its, studies())
+    shares = [
+        views.LabelShareView.model_validate(each, from_attributes=True)
+        for each in found[:MOST_SHARES]
+    ]
+    return views.LabelShares(
+        label=label,
+        clients=sum(each.clients for each in found),
+        asked=sum(each.asked for each in found),
+        shares=shares,
+    )
 
 
 async def parts_page(
@@ -284,7 +321,9 @@ def _view(context: ConsoleContext, row: ClientDetailRow) -> views.ClientView:
             hold=row.hold,
             cools=cools,
             fails=_failures(row).is_failing(context.config.clients),
+            due=row.due_at,
         ),
+        "due_at": due_at(context, row),
         "success_rate": rate,
         "success_level": None if rate is None or ended < RATED else level_of(rate),
         "failures": row.failures or 0,
@@ -322,6 +361,7 @@ def _state(
     hold: str | None,
     cools: float | None,
     fails: bool,
+    due: float | None,
 ) -> views.ClientState:
     session = context.fleet.get(name)
     if status == "revoked":
@@ -334,7 +374,7 @@ def _state(
     if fails:
         return views.ClientState.FAILING
     if session is None:
-        return views.ClientState.OFFLINE
+        return views.ClientState.DUE if is_due(context, due) else views.ClientState.OFFLINE
     return views.ClientState.IDLE if session.task is None else views.ClientState.WORKING
 
 

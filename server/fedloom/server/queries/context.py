@@ -20,9 +20,11 @@ from fedloom.server.fleet.device_reports import DeviceReports
 from fedloom.server.fleet.refusal_log import RefusalLog
 from fedloom.server.fleet.sessions import Fleet
 from fedloom.server.fleet.transfer_slots import TransferSlots
+from fedloom.server.ledger.directory import CheckInCounts
 from fedloom.server.ledger.rows import ModelRow, RunRow
 from fedloom.server.metrics.log_buffer import LogRing
 from fedloom.server.metrics.meters import Meters
+from fedloom.server.metrics.replica import ReplicaState
 from fedloom.server.pki.authority import Authority
 from fedloom.server.pki.signing_key import SigningKey
 from fedloom.server.queries.errors import NotFoundError
@@ -49,6 +51,7 @@ class ConsoleContext(StorageContext):
     Attributes:
         fleet: sessions of the connected clients.
         devices: the latest readings of devices whose owners let them leave.
+        check_in_counts: devices that check in, counted by study.
         uploads: transfer slots for updates.
         downloads: transfer slots for the files of clients' tasks.
         extra_downloads: transfer slots for models that no task needs.
@@ -61,6 +64,7 @@ class ConsoleContext(StorageContext):
         fleet_address: host:port for enrolled clients.
         enrolment_address: host:port for devices with a token.
         console_url: of the console; empty if it does not listen.
+        replica: who drives; None for a server alone.
         steering: run actions in progress that carry a request id, by that id.
         inspector: computes the norms of a model's tensors.
     """
@@ -69,6 +73,7 @@ class ConsoleContext(StorageContext):
     access: AccessContext
     fleet: Fleet
     devices: DeviceReports
+    check_in_counts: Mapping[str, CheckInCounts]
     uploads: TransferSlots
     downloads: TransferSlots
     extra_downloads: TransferSlots
@@ -84,6 +89,7 @@ class ConsoleContext(StorageContext):
     fleet_address: str
     enrolment_address: str
     console_url: str = ""
+    replica: ReplicaState | None = None
     inspector: Inspector = field(default_factory=Inspector)
     started_at: float = field(default_factory=time.time)
     steering: dict[str, asyncio.Future[Acted]] = field(default_factory=dict)

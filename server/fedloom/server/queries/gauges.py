@@ -15,16 +15,19 @@ from statistics import median
 from fedloom.protocol.version import __version__
 from fedloom.server.cool_off import CoolOffs
 from fedloom.server.engine import MaskedRound, Phase, SessionState
+from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.device_reports import DeviceReport, Gpu
 from fedloom.server.fleet.sessions import Fleet
 from fedloom.server.insight.curves import curves, latest
 from fedloom.server.ledger.rows import CurveRow, RunRow
 from fedloom.server.metrics.gauges import Values
 from fedloom.server.pki.authority import Authority
+from fedloom.server.queries.check_ins import check_ins
 from fedloom.server.queries.clients import failing
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.rounds.manager import ACTIVE, Runs
 from fedloom.server.rounds.sharing.queue import QUEUED
+from fedloom.server.threads import Thread
 
 ENDED_S = 3600.0
 MOST_ENDED = 10
@@ -47,8 +50,10 @@ async def gauge_values(context: ConsoleContext) -> Values:
     disk = await context.in_disk(shutil.disk_usage, context.models.path("any").parent)
     return {
         **_of_server(context),
+        **({} if context.replica is None else context.replica.values()),
         "fedloom_clients_failing": [((), len(fails))],
         **_of_devices(context),
+        **_of_check_ins(context),
         "fedloom_clients_enrolled": [((name,), n) for name, n in statuses.items()],
         "fedloom_certificate_expiry_seconds": [*_ends(context.authority, soonest)],
         "fedloom_disk_free_bytes": [((), disk.free)],
@@ -67,13 +72,13 @@ def _shown(rows: Iterable[RunRow], now: float) -> list[RunRow]:
     return [row for row in rows if row.state in ACTIVE] + ended[-MOST_ENDED:]
 
 
-def _of_server(context: ConsoleContext) -> Values:
-    access = context.access
+def of_transfers(server: FleetContext | ConsoleContext, **queues: Thread) -> Values:
+    """The version, the queues, these and those of storage, and the transfers of a server."""
     queues = {
-        "ledger": context.in_ledger, "reader": context.in_reader, "fold": context.in_fold,
-        "disk": context.in_disk, "access": access.in_access, "passwords": access.in_passwords,
+        "ledger": server.in_ledger, "reader": server.in_reader, "fold": server.in_fold,
+        "disk": server.in_disk, **queues,
     }  # fmt: skip
-    up, down = [context.uploads], [context.downloads, context.extra_downloads]
+    up, down = [server.uploads], [server.downloads, server.extra_downloads]
     return {
         "fedloom_server": [((__version__,), 1)],
         "fedloom_queue_depth": [((name,), thread.pending) for name, thread in queues.items()],
@@ -83,6 +88,14 @@ def _of_server(context: ConsoleContext) -> Values:
             ((way,), sum(each.waiting for each in slots))
             for way, slots in (("up", up), ("down", down))
         ],
+    }
+
+
+def _of_server(context: ConsoleContext) -> Values:
+    access = context.access
+    queues = {"access": access.in_access, "passwords": access.in_passwords}
+    return {
+        **of_transfers(context, **queues),
         "fedloom_clients": [
             ((state,), n) for state, n in states(context.fleet, context.runs.cool_offs).items()
         ],
@@ -110,6 +123,13 @@ def _of_devices(context: ConsoleContext) -> Values:
             for quantile, of in (("0", min), ("0.5", median), ("1", max)):
                 values.append(((name, quantile), of(known)))
     return {"fedloom_devices_reporting": [((), len(found))], "fedloom_device_reading": values}
+
+
+def _of_check_ins(context: ConsoleContext) -> Values:
+    view = check_ins(context)
+    states = ("expected", "waiting", "soon", "missing")
+    found = [((state,), 0 if view is None else getattr(view, state)) for state in states]
+    return {"fedloom_check_in_devices": found}
 
 
 def _percent(of: DeviceReport | Gpu) -> float | None:

@@ -83,7 +83,7 @@ def claim_of(row: RunRow) -> MaskingClaim | None:
     if not table:
         return None
     goal = row.goals[0] if row.goals else row.spec["cohort"]["goal"]
-    return MaskingClaim.model_validate(claim(table, goal))
+    return MaskingClaim.model_validate(claim(table, goal, sites=bool(row.spec.get("sites"))))
 
 
 def live_status(driver: RunDriver | None) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from fedloom.server.insight.curves import curves
 from fedloom.server.insight.health import Facts, assess
 from fedloom.server.ledger import Filter
 from fedloom.server.ledger.rows import ClientRow, RunRow
+from fedloom.server.queries.check_ins import check_ins
 from fedloom.server.queries.clients import failing, study_of_failure
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import NotFoundError
@@ -22,7 +23,7 @@ from fedloom.server.queries.masking_views import MaskingClaim
 from fedloom.server.queries.round_views import FailureView, RoundView
 from fedloom.server.queries.rounds import rounds_of
 from fedloom.server.queries.runs import failing_in, time_left
-from fedloom.server.queries.views import BestView, FailingView, LiveView
+from fedloom.server.queries.views import BestView, CheckInsView, FailingView, LiveView, ReplicaView
 from fedloom.server.rounds.manager import ACTIVE
 
 ROUNDS_SHOWN = 20
@@ -98,6 +99,10 @@ class Overview(BaseModel):
     rounds_an_hour: float
     bytes_up: Annotated[int, Field(description="from clients, in the rounds shown")]
     bytes_down: int
+    replicas: Annotated[
+        list[ReplicaView], Field(description="that serve clients; empty for a server alone")
+    ] = []
+    check_ins: Annotated[CheckInsView | None, Field(description="null without such devices")] = None
 
 
 class Curve(BaseModel):
@@ -184,7 +189,10 @@ async def overview(context: ConsoleContext) -> Overview:
     enrolled = await _enrolled(context)
     online = sum(sees(fleet.study_of(session.client)) for session in fleet)
     fails = [row for row in await failing(context) if _sees_failures(context, row)]
+    coming = check_ins(context)
     facts = Facts(
+        checking_in=coming.expected if coming else 0,
+        check_in_every_s=context.config.check_in.every_s,
         now=now,
         clients_online=online,
         clients_enrolled=enrolled,
@@ -206,7 +214,19 @@ async def overview(context: ConsoleContext) -> Overview:
         rounds_an_hour=sum(run.rounds_an_hour for run in active),
         bytes_up=sum(each.bytes_up for run in active for each in run.rounds),
         bytes_down=sum(each.bytes_down for run in active for each in run.rounds),
+        replicas=replicas(context) if studies() is None else [],
+        check_ins=coming,
     )
+
+
+def replicas(context: ConsoleContext) -> list[ReplicaView]:
+    """The driver and its gates; none for a server alone."""
+    state = context.replica
+    if state is None:
+        return []
+    there = len(context.fleet) - sum(gate.streams for gate in state.gates)
+    gates = [ReplicaView(name=g.name, drives=False, streams=g.streams) for g in state.gates]
+    return [ReplicaView(name=state.name, drives=True, streams=max(0, there)), *gates]
 
 
 async def _of_server(context: ConsoleContext, now: float) -> dict[str, Any]:

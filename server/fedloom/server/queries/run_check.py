@@ -16,6 +16,7 @@ from fedloom.server.planning.fleet_check import (
 )
 from fedloom.server.planning.spec import RunSpec
 from fedloom.server.queries import views
+from fedloom.server.queries.check_ins import is_due
 from fedloom.server.queries.clients import study_of_failure
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import NotFoundError
@@ -122,7 +123,8 @@ def _known(
     expired = row.certificate_until is not None and row.certificate_until < time.time()
     return KnownClient(
         name=row.name,
-        online=context.fleet.get(row.name) is not None,
+        online=context.fleet.get(row.name) is not None or is_due(context, row.due_at),
+        unfit=row.due_at is not None and not spec.draws_check_ins,
         hold=row.hold,
         cools=context.runs.cools_off(row.name, private=bool(spec.privacy)),
         has_certificate=not expired,

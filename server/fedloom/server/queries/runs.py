@@ -61,7 +61,7 @@ async def run_detail(context: ConsoleContext, run: str) -> views.RunDetail:
             context.ledger.num_rounds, row.id, before=rounds[0].number
         )
     driver = context.runs.get(row.id)
-    facts = sums(row.spec)
+    facts = sums(row.spec, held=bool(row.upstream))
     live = live_status(driver)
     return views.RunDetail(
         **(await with_place(context, row)).model_dump(),
@@ -106,15 +106,20 @@ def time_left(
     }
 
 
-def sums(spec: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The grid of a run's narrow sums; None for exact sums, and with [privacy]."""
+def sums(spec: Mapping[str, Any], *, held: bool = False) -> dict[str, Any] | None:
+    """The grid of a run's narrow sums; None for exact sums, and with [privacy].
+
+    Args:
+        spec: of the run.
+        held: whether it is a run of a parent.
+    """
     if not (spec.get("sum_bits") or spec.get("masking")) or spec.get("privacy"):
         return None
     try:
         checked = parse(spec)
     except UsageError:  # a run of an earlier version, with settings that are refused now
         return None
-    return checked.sum_facts()
+    return checked.sum_facts(held=held)
 
 
 async def refusals(context: ConsoleContext, run: str, limit: int) -> views.RefusalList:

@@ -49,6 +49,24 @@ class ErrorReply(BaseModel):
     error: Fault
 
 
+class ReplicaView(BaseModel):
+    """A server of several that share a ledger."""
+
+    name: Annotated[str, Field(description="of its machine")]
+    drives: Annotated[bool, Field(description="or it is a gate, which serves devices alone")]
+    streams: Annotated[int, Field(description="of connected clients there")]
+
+
+class CheckInsView(BaseModel):
+    """Devices that check in: they come when told, wait a while for a task, and leave."""
+
+    expected: Annotated[int, Field(description="that come when told, as far as is known")]
+    waiting: Annotated[int, Field(description="connected now, without a task")]
+    soon: Annotated[int, Field(description="due within a minute, or overdue and not missing")]
+    missing: Annotated[int, Field(description="that did not come, nor long after it")]
+    every_s: Annotated[float, Field(description="mean time between check-ins of a device")]
+
+
 class ServerView(BaseModel):
     """A running server."""
 
@@ -65,6 +83,11 @@ class ServerView(BaseModel):
     tls: bool
     root_sha256: Annotated[str | None, Field(description="of the root certificate's DER, hex")]
     max_model_bytes: int
+    epoch: Annotated[int | None, Field(description="of the replica that drives")] = None
+    replicas: Annotated[
+        list[ReplicaView], Field(description="that serve clients; empty for a server alone")
+    ] = []
+    check_ins: Annotated[CheckInsView | None, Field(description="null without such devices")] = None
 
 
 class NewToken(_In):

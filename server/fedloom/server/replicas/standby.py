@@ -12,7 +12,7 @@ from fedloom.server.http.unix_socket import HttpProtocol, http_settings, run_unt
 
 
 class StandbyApp:
-    """Answers every request with an error, as an ASGI app."""
+    """Answers GET /v1/standby, and every other request with an error, as an ASGI app."""
 
     def __init__(self) -> None:
         self._driver = "another server"
@@ -23,6 +23,9 @@ class StandbyApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
+        if scope["path"] == "/v1/standby":
+            await JSONResponse({"driver": self._driver})(scope, receive, send)
+            return
         message = f"This server is on standby: {self._driver} drives. Run the command there."
         error = {"message": message, "kind": "unavailable", "code": ""}
         await JSONResponse({"error": error}, 503)(scope, receive, send)

@@ -66,6 +66,12 @@ class Clients(Protocol):
     def reachable(self) -> Iterator[str]:
         """Connected clients that may get offers and do not rest, with a task or without."""
 
+    def checks_in(self, client: str) -> bool:
+        """Whether a client is connected for a check-in alone."""
+
+    def undrawn(self, is_candidate: Callable[[str], bool]) -> int:
+        """Number of candidates that check in and whose draw is not due."""
+
     def study_of(self, client: str) -> str:
         """The study of a client; empty for none."""
 

@@ -3,7 +3,6 @@
 Training rounds of a buffered run are buffers; all other rounds are synchronous.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -51,6 +50,21 @@ def buffer_settings(plan: RoundPlan) -> BufferConfig | None:
     return plan.spec.buffer_config() if plan.kind is RoundKind.TRAIN else None
 
 
+def lacks(engine: RoundEngine, plan: RoundPlan, client: str, counted: int) -> bool:
+    """Whether an engine has yet to count an accepted update, which is in the sum of one round.
+
+    The driver may learn late of what a gate has accepted: after it has closed that round, and so
+    read of the update, or after its next one has opened.
+
+    Args:
+        engine: of the open round.
+        plan: of that round.
+        client: whose update it is.
+        counted: the round whose sum it is in.
+    """
+    return counted == plan.number and engine.cohort.phases.get(client) is not Phase.REPORTED
+
+
 def is_last(plan: RoundPlan) -> bool:
     """Whether it is the last training round of the run."""
     return plan.trained + 1 >= plan.spec.rounds
@@ -72,8 +86,9 @@ def begin(
     config = buffer_settings(plan)
     if plan.spec.sites:
         return SiteRound(
-            plan.config, select=select, now=now, devices_of=devices_of, available=available
-        )
+            plan.config, select=select, now=now, devices_of=devices_of,
+            least=plan.spec.least_devices, available=available,
+        )  # fmt: skip
     if config is None:
         named = sorted(plan.messages)
         return Round(
@@ -116,19 +131,20 @@ def restore(
     *,
     select: Select,
     now: float,
+    wall: float,
     available: Iterable[str],
     devices_of: Callable[[str], int],
     paused: bool = False,
 ) -> RoundEngine:
     """Build the engine of a round that continues after a restart.
 
-    `now` is in seconds of the engine's clock.
+    `now` is in seconds of the engine's clock, `wall` of the ledger's.
 
     Members get their whole grace period again: the time without a server does not count.
     """
     row, config = stored.row, buffer_settings(plan) or plan.config
     state = RoundState.COMMITTED if row is None else RoundState(row.state)
-    left_s = 0.0 if row is None else max(row.deadline_at - time.time(), config.patience_s)
+    left_s = 0.0 if row is None else max(row.deadline_at - wall, config.patience_s)
     if isinstance(config, BufferConfig):
         return Buffer.rebuild(
             config,
@@ -148,6 +164,7 @@ def restore(
             config,
             select=select,
             devices_of=devices_of,
+            least=plan.spec.least_devices,
             state=state,
             cohort=phases,
             places={m.client: m.places or 1 for m in stored.members},
@@ -180,6 +197,7 @@ def restore_masked(
     select: Select,
     divide: Divide,
     now: float,
+    wall: float,
     available: Iterable[str],
     paused: bool = False,
 ) -> MaskedRound:
@@ -194,7 +212,7 @@ def restore_masked(
         state=RoundState(row.state),
         cohort={m.client: Phase(m.phase) for m in stored.members},
         sessions=sessions,
-        deadline_left_s=max(row.deadline_at - time.time(), config.patience_s),
+        deadline_left_s=max(row.deadline_at - wall, config.patience_s),
         now=now,
         available=available,
         paused=paused,

@@ -6,21 +6,30 @@ the sum is of integers.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedloom.protocol.crash_points import crossing
+from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.updates.addends import add_update
 from fedloom.protocol.updates.site_sum import add_site_sum, metrics_of_site
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.ledger.rows import AcceptedRow
+from fedloom.server.planning.spec import RunSpec
 from fedloom.strategies.exact.partial import Partial
 
 CHECKPOINT_EVERY = 16
 """Updates between checkpoints of a round's sum; limits disk space and the work of a restart."""
+
+
+def factor(spec: RunSpec, staleness: int) -> float:
+    """The factor of an update's deltas, from 0 to 1; below 1 for a stale one in a buffer."""
+    config = spec.buffer_config()
+    return 1.0 if config is None else config.staleness(staleness)
 
 
 class Folder:
@@ -56,6 +65,24 @@ class Folder:
         self.folded.add(client)
         return len(self.unsaved) >= CHECKPOINT_EVERY
 
+    def merge(self, sealed: "Folder", members: Collection[str]) -> bool:
+        """Add the sum of a gate, in which the ledger says that these members' updates are.
+
+        Returns:
+            False, and nothing is added, if one of them is in this sum: it was folded from its body
+            by an attempt that saw the ledger before the gate had sealed it.
+
+        Raises:
+            IntegrityError: the sum has other members.
+        """
+        if sealed.folded != {*members}:
+            raise IntegrityError("Expected the members that the ledger says, got other ones.")
+        if not self.folded.isdisjoint(members):
+            return False
+        self.partial.merge(sealed.partial)
+        self.folded.update(members)
+        return True
+
     def save(self, path: Path) -> list[str]:
         """Write a checkpoint; return the spool files that are no longer needed."""
         arrays, header = self.partial.arrays()
@@ -77,6 +104,15 @@ def restore(path: Path, empty: Callable[[], Partial]) -> Folder:
     return Folder(Partial.from_arrays(arrays, note["partial"]), set(note["folded"]))
 
 
+def sums_of(accepted: Iterable[AcceptedRow]) -> dict[str, set[str]]:
+    """The members of each sum that a gate has sealed, by its file, as the rows name it."""
+    sums: dict[str, set[str]] = {}
+    for row in accepted:
+        if row.sealed_in:
+            sums.setdefault(row.sealed_in, set()).add(row.client)
+    return sums
+
+
 def metrics_of(message: fleet_pb2.Metrics | fleet_pb2.SiteMetrics) -> dict[str, Any]:
     """Return a message's metrics in the form of the ledger; those of a site with their sums."""
     if isinstance(message, fleet_pb2.Metrics):
@@ -86,4 +122,6 @@ def metrics_of(message: fleet_pb2.Metrics | fleet_pb2.SiteMetrics) -> dict[str, 
         "num_examples": sums.num_examples,
         "values": sums.means(),
         "sums": {name: list(map(list, each)) for name, each in sums.values.items()},
+        "extremes": {name: list(each) for name, each in sums.extremes.items()},
+        "counts": {name: list(each) for name, each in sums.counts.items()},
     }

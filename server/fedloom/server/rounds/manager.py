@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.protocol.errors import Code, FedloomError, Refusal, UsageError
+from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.background_tasks import BackgroundTasks, to_the_end
 from fedloom.server.cool_off import CoolOffs
 from fedloom.server.engine import RunState
@@ -28,6 +29,7 @@ from fedloom.server.planning.best import mark
 from fedloom.server.planning.fair_share import check_priority, check_share
 from fedloom.server.planning.masking import check_deployed
 from fedloom.server.planning.privacy_budget import Bar, RunSpending
+from fedloom.server.planning.sites.gates import check_gates
 from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.server.planning.state_note import StateNote
 from fedloom.server.rounds.context import RoundsContext
@@ -65,12 +67,19 @@ class Runs:
         self._stopping = False
 
     async def start(self) -> None:
-        """Continue every run that was active."""
+        """Continue every run that was active.
+
+        Raises:
+            UsageError: one cannot run on servers with gates, or one that is queued.
+        """
         context = self._context
         rounds = await context.in_ledger(context.ledger.open_rounds)
         rows = await context.in_ledger(context.ledger.list_runs)
         self._studies = {row.id: row.study for row in rows if row.study}
         active = [row for row in rows if row.state in ACTIVE]
+        for row in rows if context.gates else ():
+            if row.state in (*ACTIVE, queue.QUEUED):
+                _check_gates(row)
         kept = {(row.run, row.number) for row in rounds}
         context.spool.sweep(kept.union(*map(_worked_on, active)))
         await app_runner.sweep(context, {row.id for row in active})
@@ -129,7 +138,7 @@ class Runs:
             await retry_storage(fetching, f"run {row.id}", about(run=row.id))
         manifest = await context.in_disk(context.models.manifest, row.model)
         driver = RunDriver(row, manifest, context, self.ended, self._has_place)
-        self._check_masking(driver.spec)
+        self._check_kind(driver.spec)
         self._drivers[driver.id] = driver
         try:
             await driver.start(row)
@@ -157,7 +166,7 @@ class Runs:
         """
         spec = parse(values)
         context = self._context
-        self._check_masking(spec)
+        self._check_kind(spec)
         app_runner.check(spec, context)
         manifest = await context.in_disk(context.models.manifest, model)
         limits.sums(spec, manifest)  # refuses a specification that does not fit the model
@@ -200,13 +209,15 @@ class Runs:
             raise
         return run
 
-    def _check_masking(self, spec: RunSpec) -> None:
-        """Check that this server can run a masked run; after a restart it may lack TLS.
+    def _check_kind(self, spec: RunSpec) -> None:
+        """Check that this server can run it; after a restart it may lack TLS, or have gates.
 
         Raises:
             UsageError: it cannot.
         """
         check_deployed(spec.build_masking(), spec.build_privacy(), tls=bool(self._context.root_pem))
+        if self._context.gates:
+            check_gates(spec)
 
     @asynccontextmanager
     async def _within_budgets(self, run: RunSpending) -> AsyncIterator[None]:
@@ -269,12 +280,11 @@ class Runs:
         """The active runs of a parent server, which this one holds as a site."""
         return [driver for driver in self._drivers.values() if driver.site]
 
-    async def resume_of_parent(self, run: str, model: Path) -> RunDriver:
+    async def resume_of_parent(self, run: str) -> RunDriver:
         """Drive a run that had finished by the parent's word: it was rolled back there.
 
         Args:
             run: its id.
-            model: file of the model of its next round.
 
         Raises:
             UsageError: it was not the parent that ended it.
@@ -285,7 +295,6 @@ class Runs:
         row = require_run(await context.in_ledger(context.ledger.run, run), run)
         if row.state != RunState.FINISHED.value or not row.upstream:
             raise UsageError(f"the run {run} is {row.state} at this site.")
-        await context.in_disk(context.models.add, model)
         await context.in_ledger(context.ledger.set_run_state, run, RunState.RUNNING.value, "")
         await self._drive(require_run(await context.in_ledger(context.ledger.run, run), run))
         return self._drivers[run]
@@ -298,16 +307,24 @@ class Runs:
             if row is not None and (row.study or "") == context.fleet.study_of(site):
                 await verdicts.tell(context, run, [site], ended=row.state not in ACTIVE)
 
+    def draw(self) -> None:
+        """Let every run that waits for clients take them now, in turn."""
+        self._context.turns.wake()
+
+    def wanted(self, study: str) -> int:
+        """Clients that the rounds of a study's runs draw at once."""
+        return sum(each.wanted for each in self._drivers.values() if each.study == study)
+
     @property
     def open_rounds(self) -> list[RoundDriver]:
         """The open round of every run that has one."""
         return [driver.round for driver in self._drivers.values() if driver.round is not None]
 
-    def sends(self, digest: str) -> bool:
+    async def offers(self, digest: str) -> bool:
         """Whether an open round offers the file of this digest for download."""
         return any(each.sends(digest) for each in self.open_rounds)
 
-    def file_for(self, client: str, digest: str) -> Path | None:
+    async def file_for(self, client: str, digest: str) -> Path | None:
         """A file other than a model that this client may download; None if there is none."""
         found = (each.file_for(client, digest) for each in self.open_rounds)
         return next((path for path in found if path is not None), None)
@@ -336,6 +353,15 @@ class Runs:
                 Code.STALE_ROUND, f"Expected round {latest}, got {key[1]}, which is over."
             )
         return driver.round
+
+    async def find(self, header: fleet_pb2.UpdateHeader) -> RoundDriver:
+        """The driver of the round of an update; raises as `round` does."""
+        return self.round((header.task.run, header.task.round))
+
+    def trace_of(self, run: str) -> str:
+        """The trace of a run's open round; empty for none."""
+        driver = self._drivers.get(run)
+        return "" if driver is None or driver.round is None else driver.round.trace.parent
 
     async def command(self, run: str, action: str, argument: float | str = "") -> bool:
         """Carry out an operator's command, and return when it is stored.
@@ -536,6 +562,17 @@ class Runs:
         self._forgetting.pop(driver.id)
         await self.apply_budgets()  # what it had reserved is free
         self._has_place()
+
+
+def _check_gates(row: RunRow) -> None:
+    try:
+        spec = parse(row.spec)
+    except FedloomError:
+        return  # its driver reports the error
+    try:
+        check_gates(spec)
+    except UsageError as error:
+        raise UsageError(f"The run {row.id} is {row.state}. {error}") from None
 
 
 def _is_paused(driver: RunDriver) -> bool:

@@ -16,6 +16,12 @@ Key = tuple[str, int]
 
 _MAX_WORDS = 500
 
+_COUNTS = ("bytes_down", "bytes_up", "retries")
+_TIMES = (
+    "download_began_at", "download_ended_at", "training_began_at", "upload_began_at",
+    "upload_ended_at",
+)  # fmt: skip
+
 
 @dataclass(slots=True)
 class Record:
@@ -130,6 +136,15 @@ class Records:
         """A round continues or ended without a member; `phase` is LATE or LOST."""
         record = self._records.setdefault(key, {}).setdefault(client, Record())
         record.phase, record.ended_at = phase, record.ended_at or time.time()
+
+    def add(self, key: Key, client: str, seen: Mapping[str, Any]) -> None:
+        """Add the columns that a gate has of a member: bytes, retries, and times that lack here."""
+        if record := self.find(key, client):
+            for name, value in seen.items():
+                if name in _COUNTS:
+                    setattr(record, name, getattr(record, name) + int(value))
+                elif name in _TIMES and getattr(record, name) is None:
+                    setattr(record, name, float(value))
 
     def take(self, key: Key) -> dict[str, Record]:
         """Remove and return the records of a round that is over."""

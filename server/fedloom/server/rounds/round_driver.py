@@ -21,11 +21,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
+
+from sqlalchemy.exc import DBAPIError
 
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import Code, FedloomError, Refusal, printable
@@ -49,7 +52,8 @@ from fedloom.server.engine.session_events import MaskedEvent
 from fedloom.server.engine.steps import NO_QUORUM, OUT_OF_REACH
 from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.ledger.member_summary import LATE, LOST
-from fedloom.server.ledger.rows import RoundRow
+from fedloom.server.ledger.replicas.gate_queues import AcceptedHere
+from fedloom.server.ledger.rows import AcceptedRow, RoundRow, UpdateRow
 from fedloom.server.metrics import meters
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning import limits
@@ -57,7 +61,7 @@ from fedloom.server.planning.admission import check_update
 from fedloom.server.planning.fair_share import Demand
 from fedloom.server.planning.privacy_budget import Bar
 from fedloom.server.planning.round_plan import RoundPlan
-from fedloom.server.planning.sites.door import check_sum, check_whole
+from fedloom.server.planning.sites.door import check_sum, sum_bounds
 from fedloom.server.rounds import engines, progress
 from fedloom.server.rounds import status as round_status
 from fedloom.server.rounds.clients import ConnectedClient, Listener
@@ -67,7 +71,7 @@ from fedloom.server.rounds.effect_queue import EffectQueue
 from fedloom.server.rounds.member_records import Record
 from fedloom.server.rounds.messages.replies import Replies
 from fedloom.server.rounds.round_sum import RoundSum
-from fedloom.server.rounds.storage_retry import store_or_log
+from fedloom.server.rounds.storage_retry import retry_storage, store_or_log
 from fedloom.server.rounds.task_table import TaskTable
 from fedloom.server.rounds.trace import RoundTrace
 from fedloom.server.rounds.update_gate import UpdateGate, try_again
@@ -120,10 +124,12 @@ class RoundDriver:
         self._effects = EffectQueue(self._perform, self._fail, self._finish, self._log_name)
         self._gate = UpdateGate()
         self._storing = BackgroundTasks()
+        self._asking = BackgroundTasks()
         self._stored = False  # the ledger has a row of the open round
         self._kept = False  # records of the members were stored
         self._opened_at: float | None = None  # monotonic; None if an earlier process opened it
         self._reach: tuple[Any, dict[tuple[int, bool], bool]] = (None, {})
+        self._looking_at = self._looked_at = math.nan  # deadlines: see `_time`
 
     @property
     def plan(self) -> RoundPlan:
@@ -151,7 +157,8 @@ class RoundDriver:
         """
         stored = await engines.read(self.plan, row, self.tasks.first, self._context)
         self.engine = engines.restore(
-            self.plan, stored, select=self._select, now=self._now(), available=self._idle(),
+            self.plan, stored, select=self._select, now=self._now(),
+            wall=self._context.ledger.wall(), available=self._idle(),
             devices_of=self._context.fleet.devices_of, paused=paused,
         )  # fmt: skip
         self._stored = row is not None
@@ -192,6 +199,7 @@ class RoundDriver:
         self._gate.stop()
         if self._timer is not None:
             self._timer.cancel()
+        self._asking.cancel()
         await self._effects.stop()
         await self._storing.settled()
         await self._sum.stop()
@@ -213,7 +221,7 @@ class RoundDriver:
             OperatorRefused: the operator's command does not fit the state.
         """
         given = 0
-        for effect in self.engine.handle(cast(events.RoundEvent, event), self._now()):
+        for effect in self.engine.handle(cast(events.RoundEvent, event), self._time()):
             if isinstance(effect, effects.Withdraw):
                 self._withdraw(effect)
             elif isinstance(effect, effects.Offer) and not self._occupy(effect):
@@ -237,8 +245,15 @@ class RoundDriver:
             self.feed(events.Wake())
 
     def _set_aside(self) -> int:
-        """Candidates that the round leaves to runs whose turn comes first."""
-        return self._context.turns.set_aside(self.plan.run, len(self.engine.candidates))
+        """Candidates that the round leaves to runs whose turn comes first, or to a later draw."""
+        context, engine = self._context, self.engine
+        candidates = engine.candidates
+        aside = context.turns.set_aside(self.plan.run, len(candidates))
+        undrawn = context.fleet.undrawn(candidates.__contains__)
+        selects = engine.state is RoundState.SELECTING
+        if selects and len(candidates) - undrawn - aside >= engine.needed:
+            return aside  # the others are enough, so this is the moment to draw from all
+        return undrawn + aside
 
     def demand(self) -> Demand:
         """What the round wants of the idle clients."""
@@ -290,12 +305,46 @@ class RoundDriver:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         at = self.engine.wake_at
-        loop = asyncio.get_running_loop()
-        self._timer = None if at is None else loop.call_at(at, self.feed, events.Wake())
+        if at is not None and not self._looks_at(at):
+            self._timer = asyncio.get_running_loop().call_at(at, self.feed, events.Wake())
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+    def _time(self) -> float:
+        """The engine's time: with gates it stops before a deadline until their accepts are counted.
+
+        What a gate accepted before the deadline may be told after it.
+        """
+        now, clock = self._now(), self.engine.clock
+        deadline, waits = clock.deadline, self.engine.state is RoundState.REPORTING
+        if now < deadline or not waits or clock.paused or self._looked_at == deadline:
+            return now
+        if self._context.sealed is None:  # there are no gates
+            return now
+        if not self._looks_at(deadline):
+            self._looking_at = deadline
+            self._asking.start(self._look_at_rows(self.plan.key, deadline))
+        return math.nextafter(deadline, -math.inf)
+
+    def _looks_at(self, at: float) -> bool:
+        return self._looking_at == self.engine.clock.deadline <= at
+
+    async def _look_at_rows(self, key: tuple[str, int], deadline: float) -> None:
+        """Count what gates accepted before the deadline; then it has passed."""
+        who, extra = self._log_name()
+        look = partial(self._context.in_ledger, self._context.ledger.accepted, *key)
+        try:
+            for row in await retry_storage(look, who, extra):
+                self.accepted(row, key[1])
+        except FedloomError:  # of a server that has lost its turn
+            return
+        except Exception:  # the round must end all the same
+            log.exception("%s: what gates have accepted cannot be read", who, extra=extra)
+        self._looked_at, self._looking_at = deadline, math.nan
+        self.feed(events.Wake())
 
     def plan_of(self, number: int | None) -> RoundPlan:
         """The plan of a round that clients may work on; None for the open round."""
@@ -363,9 +412,12 @@ class RoundDriver:
     def _may_draw(self, client: str) -> bool:
         if self._context.fleet.study_of(client) != self.plan.spec.study:
             return False
-        if bool(self._context.fleet.devices_of(client)) != self.plan.spec.sites:
+        devices, spec = self._context.fleet.devices_of(client), self.plan.spec
+        if bool(devices) != spec.sites or (spec.sites and devices < spec.least_devices):
             return False
         if client in self.plan.participations.excluded or client in self._bar:
+            return False
+        if self._context.fleet.checks_in(client) and not self.plan.spec.draws_check_ins:
             return False
         return not self._context.cools_off(client, private=bool(self.plan.spec.privacy))
 
@@ -435,18 +487,18 @@ class RoundDriver:
         self.check_open(header.client, header.task.round)
         plan = self.plan_of(header.task.round)
         if plan.spec.sites:
-            return check_sum(header, plan, self.engine.cohort.places_of(header.client))
-        planned = check_update(header, plan)
-        if plan.upstream is not None:
-            check_whole(planned)
-        return planned
+            registered = self._context.fleet.devices_of(header.client)  # possibly fewer by now
+            places = self.engine.cohort.places_of(header.client)
+            return check_sum(header, plan, min(places, registered))
+        return check_update(header, plan)
 
     def checker(self, header: fleet_pb2.UpdateHeader, planned: list[PlannedPart]) -> Checker:
         """The checker of an admitted body, at its start."""
         plan = self.plan_of(header.task.round)
         if plan.spec.sites:
+            bounds, slack = sum_bounds(plan)
             empty = limits.empty_sum(plan.spec, plan.manifest)
-            return SiteSumChecker(header, planned, plan.limits, plan.manifest, empty)
+            return SiteSumChecker(header, planned, bounds, plan.manifest, empty, slack=slack)
         return BodyChecker(header, planned, plan.limits, plan.manifest)
 
     async def masking_message(self, client: str, message: fleet_pb2.MaskingMessage) -> None:  # noqa: ARG002 - masked rounds take them
@@ -513,18 +565,46 @@ class RoundDriver:
                 stale or no buffer opened in time.
         """
         crossing("accept.before")
-        update, first = await self._store(update)
+        try:
+            update, first = await self._store(update)
+        except DBAPIError:
+            self._asking.start(self._look_again(update, self.plan.number))
+            raise
         crossing("accept.after")
         if first:
-            key = (update.run, update.round)
             self._context.meters.accepted.inc()
-            self._context.records.accepted(key, update.client)
-            self._context.cool_offs.succeeded(update.client, evaluating=self._evaluating)
             if update.counted == self.plan.number:
                 self._sum.add(update.client, update.file, update.staleness)
-            self.feed(events.UpdateAccepted(update.client, update.devices or 1))
-            self._context.fleet.free(update.client, key)
+            self.accepted(update, update.counted)
         return first
+
+    def accepted(
+        self, update: AcceptedUpdate | AcceptedHere | AcceptedRow | UpdateRow, counted: int
+    ) -> None:
+        """Count an update whose row is in the ledger, once; `counted` is the round of its sum."""
+        client, key = update.client, (self.plan.run, update.round)
+        if not engines.lacks(self.engine, self.plan, client, counted):
+            return
+        self._context.records.accepted(key, client)
+        self._context.cool_offs.succeeded(client, evaluating=self._evaluating)
+        self.feed(events.UpdateAccepted(client, update.devices or 1))
+        self._context.fleet.free(client, key)
+
+    async def _look_again(self, update: AcceptedUpdate, counted: int) -> None:
+        """Count an update whose commit was not answered, if it was committed.
+
+        Its client repeats it. That is then a repeat, and perhaps at a gate.
+        """
+        who, extra = self._log_name()
+        ledger, key = self._context.ledger, (update.run, update.round, update.client)
+        look = partial(self._context.in_ledger, ledger.find_settled, *key, counted)
+        with suppress(FedloomError):  # of a server that has lost its turn
+            found = await retry_storage(look, who, extra)
+            if found is None or not found.counted == counted == self.plan.number:
+                return
+            if self.engine.cohort.is_unfinished(update.client):
+                self._sum.add(found.client, found.file, found.staleness or 0)
+                self.accepted(found, counted)
 
     async def _store(self, update: AcceptedUpdate) -> tuple[AcceptedUpdate, bool]:
         """Store an update in its round, or in the open or next buffer."""
@@ -569,8 +649,8 @@ class RoundDriver:
                 return await self._abandon(reason, fault=fault, cause=cause)
         return None
 
-    async def _open(self, cohort: tuple[str, ...]) -> None:
-        now, plan = time.time(), self.plan
+    async def _open(self, cohort: Sequence[str]) -> None:
+        now, plan = self._context.ledger.wall(), self.plan
         row = plan.row(now, self.deadline_at() or now)
         ledger, drawn_from = self._context.ledger, self._drawn_from
         await self._sum.begin()
@@ -635,6 +715,8 @@ class RoundDriver:
         goal = len(self.engine.cohort) if config.by_coins else config.goal
         outcome, updates = await commit(self.plan, self._sum, self._context, goal)
         assert outcome.model is not None
+        for update in updates:  # a gate may have accepted it without a word so far
+            self.accepted(update, self.plan.number)
         self.feed(events.Committed())
         self._keep_records()
         self._clean(update.file for update in updates)
@@ -718,7 +800,7 @@ class RoundDriver:
     def deadline_at(self) -> float | None:
         """Seconds since the epoch of the deadline, once the round is open."""
         left_s = self.engine.clock.deadline_left_s(self._now())
-        return None if left_s is None else time.time() + left_s
+        return None if left_s is None else self._context.ledger.wall() + left_s
 
     def status(self) -> dict[str, Any]:
         """The live status of the round."""
@@ -743,5 +825,5 @@ class RoundDriver:
         if spec.sites:
             task.site.spec = json.dumps(spec.as_dict())
             task.site.devices = self.engine.cohort.places_of(client)
-            task.site.path = "" if plan.upstream is None else plan.upstream.path
+            task.site.path = plan.place
         return context.offer(client, task)

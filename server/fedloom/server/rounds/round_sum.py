@@ -10,10 +10,12 @@ before the ledger says that the round is committed.
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from fedloom.protocol import tracing
 from fedloom.protocol.crash_points import crossing
+from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.task_description import FileRef
 from fedloom.protocol.tensors.file_arrays import Scratch
 from fedloom.server.background_tasks import BackgroundTasks
@@ -34,6 +36,8 @@ from fedloom.server.planning.round_result import (
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.rounds import fold, state_files
 from fedloom.server.rounds.context import RoundsContext
+from fedloom.server.rounds.storage_retry import retry_storage
+from fedloom.server.storage.objects.interface import DamagedObjectError, MissingObjectError
 from fedloom.server.storage.stored_updates import SpoolUpdates, StoredUpdate
 from fedloom.strategies import Partial
 from fedloom.strategies.privacy import Participations
@@ -62,17 +66,23 @@ class StoredResult:
     best: BestModel | None = None
 
 
+def checkpoint_name(key: tuple[str, int]) -> str:
+    """The file in the spool with the sum of a round's updates so far."""
+    return f"{key[0]}.{key[1]}..sum"
+
+
 class RoundSum:
     """The sum of one round."""
 
     def __init__(self, plan: RoundPlan, context: RoundsContext) -> None:
         self._plan = plan
         self._context = context
-        self._checkpoint: Path = context.spool.path(f"{plan.run}.{plan.number}..sum")
+        self._checkpoint: Path = context.spool.path(checkpoint_name(plan.key))
         self._folder = fold.Folder(self._empty(), set())
         self._folding = BackgroundTasks()
         self._error: Exception | None = None
         self._finishing = False
+        self._sealed: list[str] = []  # files of gates' sums
         self._is_sum = plan.spec.needs == "sum"
 
     def _empty(self) -> Partial:
@@ -82,19 +92,22 @@ class RoundSum:
         """Nothing: a new round has no sum yet."""
 
     async def restore(self, accepted: Iterable[AcceptedRow]) -> None:
-        """Read the last checkpoint, and fold the updates accepted since."""
+        """Read the last checkpoint, and fold the updates accepted since.
+
+        One that came with a move from files is in the object store.
+        """
+        fetching = partial(self._context.fetch, self._checkpoint.name, if_kept=True)
+        await retry_storage(fetching, f"round {self._plan.number}", about("", *self._plan.key))
         self._folder = await self._context.in_fold(fold.restore, self._checkpoint, self._empty)
         for update in accepted:
-            self.add(update.client, update.file, update.staleness or 0)
+            if update.gate is None or self._context.sealed is None:
+                self.add(update.client, update.file, update.staleness or 0)
 
     def add(self, client: str, file: str, staleness: int = 0) -> None:
         """Queue an accepted update for folding; `file` is empty where it has no tensors."""
         if file and self._is_sum:
-            self._folding.start(self._fold(client, file, self._factor(staleness)))
-
-    def _factor(self, staleness: int) -> float:
-        buffer = self._plan.spec.buffer_config()
-        return 1.0 if buffer is None else buffer.staleness(staleness)
+            factor = fold.factor(self._plan.spec, staleness)
+            self._folding.start(self._fold(client, file, factor))
 
     async def _fold(self, client: str, file: str, factor: float) -> None:
         if client in self._folder.folded:
@@ -134,12 +147,37 @@ class RoundSum:
             self._error = None
             await self.restore(())
         self._finishing = True
+        if self._context.sealed is not None:
+            if self._is_sum:
+                accepted = await self._context.sealed(self._plan.key)
+                await self._merge_sealed(accepted)
+            for update in accepted:
+                if update.gate is not None and update.file:
+                    self._context.spool.drop_copy(update.file)  # of an upload that began here
         for update in accepted:
             self.add(update.client, update.file, update.staleness or 0)
         await self._folding.settled()
         if self._error is not None:
             raise self._error
         return await self._context.in_fold(self._finish_in_thread, accepted)
+
+    async def _merge_sealed(self, accepted: Sequence[AcceptedRow]) -> None:
+        """Add the sums of gates; what is in none of them is folded from its body."""
+        sums = fold.sums_of(accepted)
+        self._sealed = list(sums)
+        for file, members in sums.items():
+            try:
+                await self._context.fetch(file)
+                await self._context.in_fold(self._merge_in_thread, file, members)
+            except (IntegrityError, DamagedObjectError, MissingObjectError) as error:
+                extra = about("", *self._plan.key)
+                log.warning("a gate's sum is folded again from its updates: %s", error, extra=extra)
+
+    def _merge_in_thread(self, file: str, members: set[str]) -> None:
+        spool = self._context.spool
+        self._folder.merge(fold.restore(spool.path(file), self._empty), members)
+        spool.release_copy(file)
+        crossing("seal.merged")
 
     def _finish_in_thread(self, accepted: Sequence[AcceptedRow]) -> "StoredResult":
         plan = self._plan
@@ -195,7 +233,7 @@ class RoundSum:
         if files is None:
             self._context.spool.release_round(*self._plan.key)
             return
-        for name in files:
+        for name in (*files, *self._sealed):
             if name:
                 self._context.spool.release(name)
 

@@ -34,10 +34,11 @@ from fedloom.server.rounds.messages.replies import Replies
 from fedloom.server.rounds.round_driver import RoundDriver
 from fedloom.server.rounds.round_sum import RoundSum
 from fedloom.server.rounds.run_position import Position, best_at, counts
-from fedloom.server.rounds.task_table import TaskTable
+from fedloom.server.rounds.task_table import TaskTable, plans_before
 from fedloom.server.rounds.upstream import verdicts
 from fedloom.server.rounds.upstream.device_sum import DeviceSum
 from fedloom.server.rounds.upstream.orders import Orders, RoundOrder, order_of
+from fedloom.server.rounds.upstream.sessions_sum import SessionsSum
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,6 @@ class RunDriver:
         )
         self.round: RoundDriver | None = None
         self._context = context
-        self._first_model = row.model
         self._ended = ended
         self._paused = paused
         self._app = AppRunner(self, context) if self.spec.flower else None
@@ -105,8 +105,12 @@ class RunDriver:
             await self._app.board.load(number, row.last_round)
         state = engine.RunState(row.state)
         self.engine = engine.Run(self._config, state=state, reason=row.reason, progress=progress)
+        if self._orders is not None and rows:
+            context.passed.restore(self.id, order_of(rows[-1], self._orders.site).files)
         if self._orders is not None and open_round is not None:
-            self._orders.add(order_of(open_round, self._orders.site))
+            order = order_of(open_round, self._orders.site)
+            self._orders.add(order)
+            self.position.follow(order.model, order.state)
         priority, share = row.rank
         context.turns.add(
             self, study=self.study, priority=priority, share=share, submitted=row.created_at
@@ -262,14 +266,12 @@ class RunDriver:
     async def order(self, order: RoundOrder) -> None:
         """Open a round that the parent has ordered; none is open.
 
-        The model of the last ordered round is removed, unless the run began with it.
+        The files of the last ordered round are removed, where nothing else needs them.
         """
         assert self._orders is not None
-        context, last = self._context, self.position.model
-        if last not in (self._first_model, order.model):
-            await context.in_disk(context.models.discard, last, 0.0)
+        await self._context.passed.drop(self.id, order.files, self._context)
         self._orders.add(order)
-        self.position.model = order.model
+        self.position.follow(order.model, order.state)
         self.feed(engine.Wanted(order.number, order.kind))
 
     async def ordered(self, number: int) -> Outcome:
@@ -361,17 +363,17 @@ class RunDriver:
         if self._app is not None:
             await self._app.clean()
         if self._orders is not None:
-            context, last = self._context, self.position.model
+            context = self._context
             await context.in_disk(context.outbox.discard, self.id)
-            if last != self._first_model:
-                await context.in_disk(context.models.discard, last, 0.0)
+            await context.passed.drop(self.id, (), context)
+            context.sending.forget(self.id)
 
     def _round_driver(self, plan: RoundPlan, rows: Sequence[CountedRoundRow] = ()) -> RoundDriver:
         """Make a round's driver; a buffer's gets earlier rounds that clients may work on."""
         buffer, select = buffer_settings(plan), self.position.select(plan)
-        earlier = () if buffer is None else _plans_before(plan, rows, buffer.max_staleness)
-        tasks = TaskTable(plan, earlier)
-        driver = RoundDriver if self.spec.masking is None else MaskedRoundDriver
+        models = {row.number: row.model_in for row in rows if counts(row)}
+        tasks = TaskTable(plan, () if buffer is None else plans_before(plan, models, buffer))
+        driver = RoundDriver if self.spec.own_sessions() is None else MaskedRoundDriver
         return driver(
             tasks, self._context, self, select=select, ended=self._round_ended,
             results=self._results,
@@ -380,11 +382,10 @@ class RunDriver:
     def _results(self, plan: RoundPlan) -> RoundSum | Replies:
         if self._app is not None:
             return Replies(plan, self._context, self._app.board)
-        if self.spec.masking is not None:
-            return MaskedSum(plan, self._context)
-        if self._orders is not None:
-            return DeviceSum(plan, self._context)
-        return RoundSum(plan, self._context)
+        kinds = (RoundSum, DeviceSum)
+        if self.spec.own_sessions() is not None:
+            kinds = (MaskedSum, SessionsSum)
+        return kinds[self._orders is not None](plan, self._context)
 
     def _plan(self, number: int, kind: engine.RoundKind) -> RoundPlan:
         messages = {} if self._app is None else self._app.board.take(number)
@@ -392,7 +393,7 @@ class RunDriver:
             return self.position.plan(number, kind, self.engine.progress.trained, messages)
         order = self._orders.of(number)
         plan = self.position.plan(number, kind, order.trained, messages)
-        return replace(plan, model=order.model, upstream=order.upstream)
+        return replace(plan, upstream=order.upstream)
 
     def _round_ended(self, outcome: Outcome) -> None:
         round_ = self.round
@@ -447,6 +448,16 @@ class RunDriver:
         if self.round is not None:
             self.round.wake()
 
+    @property
+    def wanted(self) -> int:
+        """Clients that check in which a round draws at once, if the run is running."""
+        running = self.engine.state is engine.RunState.RUNNING
+        if not running or self.round is None or not self.spec.draws_check_ins:
+            return 0
+        config = self.round.engine.config
+        at_once = getattr(config, "concurrency", config.cohort_size)
+        return max(config.needed, at_once)
+
     # ---- the fleet's listener ----------------------------------------------------------------
 
     def client_available(self, client: str) -> None:
@@ -481,17 +492,3 @@ def _config(spec: RunSpec, row: RunRow) -> engine.RunConfig:
     if row.upstream is None:
         return spec.run_config()
     return engine.RunConfig(rounds=spec.rounds, max_abandoned=ANY_NUMBER, on_demand=True)
-
-
-def _plans_before(
-    plan: RoundPlan, rows: Sequence[CountedRoundRow], max_staleness: int
-) -> list[RoundPlan]:
-    """Plans of the rounds before one whose models clients may still work on."""
-    before: list[RoundPlan] = []
-    models = {r.number: r.model_in for r in rows if counts(r)}
-    for number in range(plan.number - 1, plan.number - max_staleness - 1, -1):
-        if number not in models:
-            break  # abandoned, undone or missing: work on earlier models has ended
-        trained = plan.trained - (plan.number - number)
-        before.append(replace(plan, number=number, trained=trained, model=models[number]))
-    return before

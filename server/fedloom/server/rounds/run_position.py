@@ -5,7 +5,6 @@ their conduct follow from the ledger alone, so they are the same after a restart
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from fedloom.protocol import flower_messages
 from fedloom.protocol.errors import UsageError
@@ -14,14 +13,13 @@ from fedloom.protocol.task_description import FileRef
 from fedloom.protocol.updates.header import header_limit_bytes
 from fedloom.server.engine import BestModel, RoundKind, Select, drawn_last
 from fedloom.server.engine.conduct import ROUNDS, PastSession, conduct
-from fedloom.server.ledger import ABANDONED, COMMITTED, Ledger, Point
+from fedloom.server.ledger import ABANDONED, COMMITTED, SENT, Ledger, Point
 from fedloom.server.ledger.rows import CountedRoundRow, RunRow
 from fedloom.server.planning import best as best_models
 from fedloom.server.planning import limits as run_sums
 from fedloom.server.planning.masking import check_goals
 from fedloom.server.planning.round_plan import RoundPlan, changed
 from fedloom.server.planning.spec import RunSpec, parse
-from fedloom.server.planning.state_note import StateNote
 from fedloom.server.rounds.commit import Outcome
 from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.observed_rounds import add_rounds
@@ -92,11 +90,7 @@ class Position:
 
         `messages` are those of a round of messages, by client.
         """
-        clip = self._clip()
-        longest = run_sums.longest(self.spec, self._manifest, clip)
-        limits = replace(self._limits, max_norm=longest)
-        if kind is RoundKind.EVALUATE:
-            limits = replace(limits, groups=(), scalars=())
+        clip = run_sums.clip_of(self.spec, self._strategy_state)
         return RoundPlan(
             run=self._run,
             number=number,
@@ -106,7 +100,7 @@ class Position:
             model=self.model,
             strategy_state=self._strategy_state,
             manifest=self._manifest,
-            limits=limits,
+            limits=run_sums.of_round(self.spec, self._manifest, kind, clip, self._limits),
             stream=self._context.noise.stream(self._run, self.spec),
             clip=clip or 0.0,
             participations=self._participations,
@@ -115,14 +109,6 @@ class Position:
             best=self.best,
             conduct=conduct(self._sessions, number),
         )
-
-    def _clip(self) -> float | None:
-        """The clip of the next round; None without [privacy]."""
-        settings = self.spec.build_privacy()
-        if settings is None:
-            return None
-        noted = StateNote.read(self._strategy_state).clip
-        return settings.clip if noted is None else noted
 
     def select(self, plan: RoundPlan) -> Select:
         """The draw of a round's cohort."""
@@ -156,6 +142,10 @@ class Position:
     def go_back(self, point: Point, best: BestModel | None) -> None:
         """Continue from the round to which the run was rolled back."""
         self.model, self._strategy_state, self.best = point.digest, point.state, best
+
+    def follow(self, model: str, state: str) -> None:
+        """Continue from the model of a round that a parent orders, and the note beside it."""
+        self.model, self._strategy_state = model, state
 
     @property
     def goals(self) -> tuple[int, int]:
@@ -192,7 +182,7 @@ class Position:
         self._goals = (goal, quorum)
 
 
-_OVER = (COMMITTED, ABANDONED)
+_OVER = (COMMITTED, ABANDONED, SENT)
 
 
 def counts(row: CountedRoundRow) -> bool:

@@ -4,10 +4,12 @@ A synchronous round has one. With buffers each client works on the task of the r
 asked (`RoundEngine.origin`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from fedloom.protocol.task_message import offered, to_message
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.engine import BufferConfig
 from fedloom.server.planning.round_plan import RoundPlan, task_of
 
 
@@ -55,11 +57,17 @@ class TaskTable:
 
     def names(self, digest: str) -> bool:
         """Whether a task offers the file of this digest: a model or a difference."""
-        return any(
-            digest in offered(self.message(plan))
-            or any(digest == file.digest for file in plan.messages.values())
+        return self.offering(digest) is not None
+
+    def offering(self, digest: str) -> RoundPlan | None:
+        """The round whose task offers the file of this digest; the latest of several."""
+        its = (
+            plan
             for plan in self.plans
+            if digest in offered(self.message(plan))
+            or any(digest == file.digest for file in plan.messages.values())
         )
+        return max(its, key=lambda plan: plan.number, default=None)
 
     def open(self, plan: RoundPlan) -> None:
         """Add the plan of the next round."""
@@ -72,3 +80,22 @@ class TaskTable:
             del self._plans[plan.number]
             self._messages.pop(plan.number, None)
         return dropped
+
+
+def plans_before(
+    plan: RoundPlan, models: Mapping[int, str], config: BufferConfig
+) -> list[RoundPlan]:
+    """Plans of the rounds before a buffer whose models clients may still work on.
+
+    Args:
+        plan: of the buffer.
+        models: digest by number of the rounds that are committed and not undone.
+        config: of the run's buffers.
+    """
+    before: list[RoundPlan] = []
+    for number in range(plan.number - 1, plan.number - config.max_staleness - 1, -1):
+        if number not in models:
+            break  # abandoned, undone or missing: work on earlier models has ended
+        trained = plan.trained - (plan.number - number)
+        before.append(replace(plan, number=number, trained=trained, model=models[number]))
+    return before

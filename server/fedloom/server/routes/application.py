@@ -46,6 +46,7 @@ from fedloom.server.http.head_requests import HeadOnly
 from fedloom.server.http.shared_answers import Answers
 from fedloom.server.ledger.access.accounts import LastAdminError
 from fedloom.server.ledger.store import unavailable
+from fedloom.server.metrics.replica import ReplicaState
 from fedloom.server.pki.authority import Authority
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import ConflictError, NotFoundError
@@ -106,6 +107,7 @@ def create_app(
     enrolment: str = "",
     site: Site | None = None,
     oidc: Oidc | None = None,
+    replica: ReplicaState | None = None,
 ) -> FastAPI:
     """Build the application; on a TCP port, wrap it in a `Shield`.
 
@@ -117,6 +119,7 @@ def create_app(
         enrolment: bound host:port for devices with a token; empty for the configured one.
         site: of the console; None if it does not listen.
         oidc: logins through a provider; None for none.
+        replica: who drives; None for a server alone.
     """
     app = FastAPI(
         title="fedloom server",
@@ -135,6 +138,7 @@ def create_app(
         access=server.access,
         fleet=devices.fleet,
         devices=devices.devices,
+        check_in_counts=devices.check_in_counts,
         uploads=devices.uploads,
         downloads=devices.downloads,
         extra_downloads=devices.extra_downloads,
@@ -150,6 +154,7 @@ def create_app(
         fleet_address=fleet or devices.config.fleet,
         enrolment_address=enrolment or devices.config.enrolment,
         console_url=site.url if site else "",
+        replica=replica,
     )
     app.include_router(login.router)
     app.include_router(metric_routes.router)

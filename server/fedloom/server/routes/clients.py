@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Query
 
-from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.server.access.scopes import Admin, Operator, Viewer
 from fedloom.server.actions.consequences import hold_words, revoke_words
 from fedloom.server.fleet import sessions
@@ -51,6 +51,17 @@ async def list_clients(
 async def list_versions(context: Context, _: Viewer) -> views.Versions:
     """Number of clients per version of the SDK, as reported when they last connected."""
     return await queries.versions(context)
+
+
+@versions.get("/client-shares")
+async def list_shares(
+    context: Context,
+    _: Viewer,
+    label: Annotated[str, Query(min_length=1, max_length=120, description="name of a label")],
+    run: Annotated[str, Query(max_length=120, description="whose rounds; empty: of all")] = "",
+) -> views.LabelShares:
+    """How often rounds asked clients, by the value of a label."""
+    return await queries.label_shares(context, label, run)
 
 
 @router.get("/{name}")
@@ -143,6 +154,25 @@ async def move_client(
     after = await one_client(context, name)
     where = f"the study {wish.study}" if wish.study else "no study"
     return _acted(after, f"{name} is in {where}.", changed=changed)
+
+
+@router.post("/{name}/devices")
+async def register_devices(
+    context: Context, principal: Admin, name: str, wish: views.SiteDevices
+) -> views.ClientActed:
+    """Register a site for another number of devices; a larger sum is refused from now on."""
+    before = await one_client(context, name)
+    if not before.devices:
+        raise UsageError(
+            f"Expected a site, got the device {name}: enrol it anew by a token with --devices."
+        )
+    await context.audit(principal, "client.devices", name, {"devices": wish.devices})
+    await context.in_ledger(context.ledger.set_devices, name, wish.devices)
+    if before.status != "revoked":
+        context.fleet.register_site(name, wish.devices)
+    changed = wish.devices != before.devices
+    after = await one_client(context, name)
+    return _acted(after, f"{name} is registered for {wish.devices} devices.", changed=changed)
 
 
 @router.post("/{name}/{hold}")

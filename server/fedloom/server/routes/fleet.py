@@ -12,6 +12,8 @@ from fedloom.server.access.scopes import Admin, Viewer
 from fedloom.server.actions import tokens as actions
 from fedloom.server.http.dependencies import FAULTS, Context
 from fedloom.server.pki.authority import Authority
+from fedloom.server.queries.check_ins import check_ins
+from fedloom.server.queries.overview import replicas
 from fedloom.server.queries.tokens import tokens_page
 from fedloom.server.queries.views import IssuedToken, NewToken, ServerView, TokenList, TokenView
 from fedloom.server.rounds.manager import ACTIVE
@@ -34,10 +36,13 @@ async def server(context: Context, _: Viewer) -> ServerView:
         fleet=context.fleet_address,
         enrolment=context.enrolment_address,
         console=context.console_url,
-        names=list(context.config.names),
+        names=list(context.config.certificate_names),
         tls=context.authority is not None,
         root_sha256=_root_sha256(context.authority),
         max_model_bytes=context.config.max_model_bytes,
+        epoch=None if context.replica is None else context.replica.epoch,
+        replicas=replicas(context),
+        check_ins=check_ins(context),
     )
 
 

@@ -36,10 +36,11 @@ class StorageContext:
         """Threads that make bodies of updates durable."""
         return self.in_disk if self.remote is None else self.remote.in_store
 
-    async def fetch(self, file: str) -> None:
-        """Make sure that a file of the spool is on this disk."""
+    async def fetch(self, file: str, *, if_kept: bool = False) -> None:
+        """Make sure that a file of the spool is on this disk; with `if_kept`, if there is one."""
         if self.remote is not None:
-            await self.remote.in_store(self.spool.fetch, file)
+            fetch = self.spool.fetch_kept if if_kept else self.spool.fetch
+            await self.remote.in_store(fetch, file)
 
     def close(self) -> None:
         """End the threads, then close the database."""

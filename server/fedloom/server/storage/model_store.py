@@ -12,12 +12,16 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from fedloom.protocol.atomic_files import sync_directory
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.manifest import Manifest, read_manifest
-from fedloom.protocol.tensors.container import read_params, sync_directory, write_params
+from fedloom.protocol.tensors.container import read_params, write_params
 from fedloom.server.storage.writeback import Early
 
 _READ_BYTES = 1 << 20
+
+_PROCESS = secrets.token_hex(4)
+"""Begins the names of this process's temporary files: a folder may be opened twice in one."""
 
 
 class ModelStore:
@@ -28,7 +32,8 @@ class ModelStore:
         self._directory = directory
         self._ages = threading.Lock()
         for leftover in directory.glob("*.tmp"):
-            leftover.unlink()
+            if not leftover.name.startswith(_PROCESS):
+                leftover.unlink()
 
     def path(self, digest: str) -> Path:
         """Path of a model's file, which may not exist."""
@@ -41,7 +46,7 @@ class ModelStore:
             params: arrays by name.
             dtypes: container dtypes by name; empty for the arrays' dtypes.
         """
-        temporary = self._directory / f"{os.getpid()}-{id(params):x}.tmp"
+        temporary = self._directory / f"{_PROCESS}-{id(params):x}.tmp"
         try:
             with temporary.open("wb") as file:
                 digest = write_params(Early(file), params, dtypes)
@@ -62,8 +67,8 @@ class ModelStore:
             temporary.unlink(missing_ok=True)
 
     def temporary(self) -> Path:
-        """A new path in the store's folder, for `take`; removed when the store opens."""
-        return self._directory / f"{os.getpid()}-{secrets.token_hex(8)}.tmp"
+        """A new path in the store's folder, for `take`; removed when another process opens it."""
+        return self._directory / f"{_PROCESS}-{secrets.token_hex(8)}.tmp"
 
     def take(self, temporary: Path) -> str:
         """Move a file of the store's folder into the store; errors as `checked`."""

@@ -19,11 +19,17 @@ from fedloom.server.storage.spool import Spool
 from fedloom.server.store_url import StoreUrl
 from fedloom.server.threads import Thread
 
-MODELS, SPOOL = "models", "spool"
+MODELS, SPOOL, GATE_SPOOL = "models", "spool", "gate-spool"
 
 
 def open_storage(
-    state_dir: Path, config: ServerConfig, ledger: Ledger, *, moving: bool = False
+    state_dir: Path,
+    config: ServerConfig,
+    ledger: Ledger,
+    *,
+    moving: bool = False,
+    is_target: bool = False,
+    spool: str = SPOOL,
 ) -> StorageContext:
     """Open the storage of a state directory, whose ledger is open.
 
@@ -31,22 +37,26 @@ def open_storage(
         state_dir: of the server.
         config: its settings.
         ledger: of its models.
-        moving: whether the ledger's models are being moved there.
+        moving: whether the ledger's models are being moved, from there or there.
+        is_target: whether they are being moved there.
+        spool: folder of copies of updates, of one storage alone.
 
     Raises:
         UnavailableError: the object store does not do what it must.
         UsageError: the ledger's models are not where `store` says.
     """
     if config.store:
-        return _with_objects(state_dir, StoreUrl.parse(config.store), ledger, moving=moving)
+        url = StoreUrl.parse(config.store)
+        copies = state_dir / spool
+        return _with_objects(state_dir, copies, url, ledger, moving=moving, is_target=is_target)
     if not moving:
         check_unclaimed(ledger)
-    models, spool = ModelStore(state_dir / MODELS), Spool(state_dir / SPOOL)
-    return StorageContext(ledger=ledger, models=models, spool=spool)
+    models = ModelStore(state_dir / MODELS)
+    return StorageContext(ledger=ledger, models=models, spool=Spool(state_dir / spool))
 
 
 def _with_objects(
-    state_dir: Path, url: StoreUrl, ledger: Ledger, *, moving: bool
+    state_dir: Path, copies: Path, url: StoreUrl, ledger: Ledger, *, moving: bool, is_target: bool
 ) -> StorageContext:
     try:
         objects = RetriedObjects(open_objects(url))
@@ -59,7 +69,7 @@ def _with_objects(
     return StorageContext(
         ledger=ledger,
         models=ObjectModels(state_dir / MODELS, remote),
-        spool=ObjectSpool(state_dir / SPOOL, remote),
+        spool=ObjectSpool(copies, remote, is_new=is_target),
         in_ledger=in_ledger,
         remote=remote,
     )

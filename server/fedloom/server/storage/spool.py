@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Collection
 from pathlib import Path
 
+from fedloom.protocol.atomic_files import sync_directory
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.storage import writeback
@@ -32,15 +33,16 @@ class SpoolFile:
     """
 
     def __init__(
-        self, name: str, handle: int, received: int, size_bytes: int, writing: set[str]
+        self, path: Path, handle: int, received: int, size_bytes: int, writing: set[str]
     ) -> None:
-        self.name = name
+        self.name = path.name
+        self._folder = path.parent
         self.received = received
         self.size_bytes = size_bytes
         self._handle = handle
         self._written = received
         self._writing = writing
-        writing.add(name)
+        writing.add(self.name)
 
     def append(self, chunk: bytes) -> None:
         """Write the next bytes of the body."""
@@ -76,9 +78,22 @@ class SpoolFile:
         self.received = self._written = 0
         os.pwrite(self._handle, bytes(_COUNT), self.size_bytes)
 
+    def give_up(self) -> None:
+        """Nothing: what the body's round leaves on this disk is freed with it."""
+
     def sync(self) -> None:
-        """Sync the body to disk."""
-        os.fdatasync(self._handle)
+        """Sync the body and its name to disk.
+
+        Raises:
+            OSError: the disk failed. The body is dropped: a system reports a failed write once, so
+                a second sync could succeed without the bytes.
+        """
+        try:
+            os.fdatasync(self._handle)
+        except OSError:
+            self.restart()
+            raise
+        sync_directory(self._folder)
 
     def close(self) -> None:
         """Close the file; it stays in the spool."""
@@ -115,7 +130,7 @@ class Spool:
         path = self._directory / f"{run}.{number}.{header.client}"
         raw = header.SerializeToString(deterministic=True)
         handle, received = self._open(path, raw, header.size_bytes)
-        return SpoolFile(path.name, handle, received, header.size_bytes, self._writing)
+        return SpoolFile(path, handle, received, header.size_bytes, self._writing)
 
     def _open(self, path: Path, header: bytes, size_bytes: int) -> tuple[int, int]:
         """Open a file for a body; returns its handle and the bytes of the body that it has."""
@@ -159,6 +174,9 @@ class Spool:
     def fetch(self, name: str) -> None:
         """Make sure that a file is on this disk: it always is."""
 
+    def fetch_kept(self, name: str) -> None:
+        """Make sure that a file is on this disk, if there is one: it is."""
+
     def keep(self, name: str, run: str, number: int) -> None:
         """Make a file of a round durable that was written and synced: it is."""
 
@@ -191,6 +209,16 @@ class Spool:
     def discard(self, name: str) -> None:
         """Delete a file, so that nothing keeps its content."""
         self.path(name).unlink(missing_ok=True)
+
+    def discard_late(self, name: str, run: str, number: int) -> None:  # noqa: ARG002 - of stores
+        """Delete a file of a round that came late, unless its update was accepted elsewhere."""
+        self.discard(name)
+
+    def drop_copy(self, name: str) -> None:
+        """Drop the copy of a file that another server accepted: there is none."""
+
+    def drop_copies(self, run: str, number: int) -> None:
+        """Drop the copies of all files of a round: there are none."""
 
     def discard_round(self, run: str, number: int) -> None:
         """Delete all files of a round."""

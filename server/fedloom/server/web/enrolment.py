@@ -19,7 +19,7 @@ from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.tokens import listed_tokens
 from fedloom.server.queries.views import MAX_TTL_S, NewToken
 from fedloom.server.web.lists import Answer, ListColumn, listing, utc
-from fedloom.server.web.render import page, trusted
+from fedloom.server.web.render import enrol_at, page, trusted
 
 router = APIRouter(include_in_schema=False, route_class=LivePart)
 
@@ -55,7 +55,7 @@ async def make(request: Request, context: Context, who: Admin) -> Answer:
         issued = await create_token(context, who, NewToken(client=name or None, ttl_s=ttl_s))
     except (UsageError, ValueError) as error:
         return await _page(request, context, who, status=422, fault=str(error), client=name)
-    command = f"fedloom client enroll --server {_reached(context)} --token {issued.token}"
+    command = f"fedloom client enroll --server {enrol_at(context)} --token {issued.token}"
     return await _page(request, context, who, issued=issued, command=command, qr=qr(command))
 
 
@@ -75,17 +75,8 @@ async def _page(request: Request, context: ConsoleContext, who: Any, **more: Any
     return page(
         request, context, who, "enrolment", page="enrolment",
         list=asked, num_all=total, lives=LIVES, authority=shown, states=STATES,
-        address=_reached(context), **values,
+        **values,
     )  # fmt: skip
-
-
-def _reached(context: ConsoleContext) -> str:
-    """Address of the enrolment port, with the first certificate name that is not loopback."""
-    host, _, port = context.enrolment_address.rpartition(":")
-    if host not in ("0.0.0.0", "::", "[::]"):  # noqa: S104 - compared, not bound
-        return context.enrolment_address
-    far = [name for name in context.config.names if name not in ("localhost", "127.0.0.1")]
-    return f"{(far or ['localhost'])[0]}:{port}"
 
 
 def _certificates(authority: Authority) -> list[dict[str, Any]]:

@@ -75,6 +75,15 @@ def _environment() -> Environment:
 _jinja = _environment()
 
 
+def enrol_at(context: ConsoleContext) -> str:
+    """host:port where devices enrol, with the first certificate name that is not loopback."""
+    host, _, port = context.enrolment_address.rpartition(":")
+    if host not in ("0.0.0.0", "::", "[::]"):  # noqa: S104 - compared, not bound
+        return context.enrolment_address
+    far = [name for name in context.config.names if name not in ("localhost", "127.0.0.1")]
+    return f"{(far or ['localhost'])[0]}:{port}"
+
+
 def page(
     request: Request,
     context: ConsoleContext,
@@ -97,6 +106,7 @@ def page(
     known = {
         "now": time.time(),
         "federation": context.config.federation,
+        "enrol_at": enrol_at(context),
         "who": who,
         "may_open": partial(is_open, who),
         "places": [each for each in PLACES if is_open(who, f"web.{each[0]}.{each[0]}")],

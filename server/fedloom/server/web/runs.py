@@ -16,6 +16,7 @@ from fedloom.server.insight.curves import TAIL, Curves, curves, latest, metrics
 from fedloom.server.insight.pace import rounds_an_hour
 from fedloom.server.ledger import require_run
 from fedloom.server.ledger.lists.lists import ListedRun
+from fedloom.server.ledger.rows import RunRow
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.masking import claim_of, live_status
 from fedloom.server.queries.rounds import rounds_of
@@ -151,14 +152,14 @@ async def _seen(context: ConsoleContext, run: str) -> dict[str, Any]:
         "latest": latest,
         "claim": claim_of(row),
         "cost": cost,
-        "chosen": chosen(row.spec) + [("Sums", line) for line in _sums(row.spec)],
+        "chosen": chosen(row.spec) + [("Sums", line) for line in _sums(row)],
         "toml": as_toml(row.spec),
     }
 
 
-def _sums(spec: Mapping[str, Any]) -> list[str]:
+def _sums(row: RunRow) -> list[str]:
     """Steps and largest error of narrow sums."""
-    facts = sums(spec)
+    facts = sums(row.spec, held=bool(row.upstream))
     lines = [] if facts is None else sum_lines(facts)
     return [] if facts is None else ["; ".join(lines if "masking" in facts else lines[:2])]
 

@@ -94,7 +94,7 @@ class Clock:
         """A `Playback` of these clients."""
         return Playback(
             self.names, self.place_of, self.devices, engine,
-            roster=self._roster, ranks=self._ranks,
+            roster=self._roster, ranks=self._ranks, by_rank=self._sorted,
             number=number, load=load, opening=opening, refused=refused,
         )  # fmt: skip
 

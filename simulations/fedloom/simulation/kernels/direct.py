@@ -154,6 +154,8 @@ def _times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute x Wᵀ + b, as `functional.linear` but for rounding."""
     if len(x) <= _FEW or not (x.is_cpu and x.dtype is torch.float32 and _has_onednn()):
         return functional.linear(x, weight, bias)
+    if not (weight.is_contiguous() or weight.t().is_contiguous()):
+        return functional.linear(x, weight, bias)  # oneDNN has a plain loop, 100 times slower
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # noqa: SLF001 - no public operator takes plain tensors
     return found
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "interrupted"
 """Why a simulation stopped, after Ctrl-C or SIGTERM."""
+BY_CALLER = "stopped by the caller"
+"""Why a simulation stopped that `on_round` ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,13 +142,15 @@ def word_sums(
     words = spec.masked_words(trains=task.train, evaluates=task.evaluate)
     if words is None:
         return None
-    return words.added(
-        words.of(
+    total = dict.fromkeys(words.names, 0)  # sums of sessions are words of 64 bits, theirs is more
+    for each in reports:
+        said = words.of(
             each.weight if each.has_tensors else 0.0,
             {
                 "training": (each.training.num_examples, each.training.metrics),
                 "evaluation": (each.evaluation.num_examples, each.evaluation.metrics),
             },
         )
-        for each in reports
-    )
+        for name, word in said.items():
+            total[name] += word
+    return total

@@ -42,6 +42,7 @@ from fedloom.strategies.exact.fixed_point import (
     weight_units,
 )
 from fedloom.strategies.exact.packed import Bytes, Packing, pack
+from fedloom.strategies.exact.unpacking import Unpacking
 from fedloom.strategies.exact.words import (
     BLOCK,
     DENSE,
@@ -82,12 +83,12 @@ DELTA: Final = "delta"
 """The group of updates to the parameters: trained minus received."""
 SCALAR: Final = "scalar"
 """The group of single numbers that clients send, by name."""
-_PRODUCT_ERROR: Final = Fraction(1, 2**52)
-"""Of a product in float64, relative."""
 _HEADROOM: Final = 12
 """Bits by which word 0 of an exact sum is coarser than 2^-s, so that addends are below 2^50."""
-_WEIGHT_EXPONENT: Final = 20
+WEIGHT_EXPONENT: Final = 20
 """Of word 0 of the weights per coordinate, in which whole numbers of examples fit."""
+_WEIGHT_WORDS: Final = 1 + math.ceil((UNIT_BITS - WEIGHT_EXPONENT) / WORD_BITS)
+"""Words that hold every sum of weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +120,16 @@ class _Entry:
         if isinstance(coverage, Full):
             self.weight_all += units
             return
-        if self.weights is None:
-            self.weights = Words(self.spec.size)
+        weights = self.weight_words()
         for number, value in enumerate(_weight_slices(units)):
             if value:
-                coverage.add_constant(self.weights.word(number), self.spec.shape, value, BLOCK)
-        self.weights.added(1)
+                coverage.add_constant(weights.word(number), self.spec.shape, value, BLOCK)
+        weights.added(1)
 
     def is_even(self, units: int) -> bool:
         if self.weights is None:
             return self.weight_all in (0, units)
-        rest = units - self.weight_all >> UNIT_BITS - _WEIGHT_EXPONENT
+        rest = units - self.weight_all >> UNIT_BITS - WEIGHT_EXPONENT
         return bool(np.isin(self.weights.word(0), [rest] if self.weight_all else [0, rest]).all())
 
     def words(self) -> Words:
@@ -138,12 +138,17 @@ class _Entry:
             self.sums = Words(self.spec.size, memory=self.memory)
         return self.sums
 
+    def weight_words(self) -> Words:
+        """The weights per coordinate, of zeros if there are none yet."""
+        if self.weights is None:
+            self.weights = Words(self.spec.size)
+        return self.weights
+
     def merge(self, other: "_Entry") -> None:
         if other.sums is not None:
             self.words().merge(other.sums)
         if other.weights is not None:
-            self.weights = self.weights or Words(self.spec.size)
-            self.weights.merge(other.weights)
+            self.weight_words().merge(other.weights)
         self.weight_all += other.weight_all
 
     def same(self, other: "_Entry") -> bool:
@@ -153,37 +158,6 @@ class _Entry:
             and (self.sums or empty).same(other.sums or empty)
             and (self.weights or empty).same(other.weights or empty)
         )
-
-
-class Unpacking:
-    """Reads the packed sums of a tensor; made by `Partial.unpacking`."""
-
-    __slots__ = ("_base", "_entry", "_number", "packing")
-
-    def __init__(self, entry: _Entry, packing: Packing, base: int, words: int) -> None:
-        self.packing = packing
-        self._entry, self._base, self._number = entry, base, words
-
-    def words(self, packed: Bytes, size: int) -> list[Ints]:
-        """Return the words of some sums; see `Packing.unpack`."""
-        return self.packing.unpack(packed, size, self._base, self._number)
-
-    def add(self, units: int, read: Callable[[int], Bytes]) -> None:
-        """Add all sums of the tensor.
-
-        Args:
-            units: of the sum of the weights, which cover the whole tensor.
-            read: called with n, returns the next n bytes.
-        """
-        size, sums = self._entry.spec.size, self._entry.words()
-        for start in range(0, size, BLOCK):
-            stop = min(start + BLOCK, size)
-            packed = read(self.packing.num_bytes(stop - start))
-            for number, found in enumerate(self.words(packed, stop - start)):
-                if found.any():
-                    sums.word(number)[start:stop] += found
-        sums.added(1)
-        self._entry.weight_all += units
 
 
 class Partial:
@@ -473,33 +447,60 @@ class Partial:
     __hash__ = None  # type: ignore[assignment]
 
     def packed(self, key: Key) -> tuple[int, Packing, Iterator[Bytes]] | None:
-        """Pack the sums of a tensor that every update covers whole or not at all.
+        """Pack the sums of a tensor.
 
         Returns:
-            The units of the weights, how the sums are packed, and their bytes in blocks, uint8;
-            None if no update covers the tensor.
+            The units of the weights that cover the whole tensor, how the sums are packed, and their
+            bytes in blocks, uint8; None if no update covers the tensor.
 
         Raises:
-            ValueError: unknown key, or an update covers a part of the tensor.
+            ValueError: unknown key.
         """
         entry = self._entry(key)
         if entry.sums is None:
             return None
-        if entry.weights is not None:
-            raise ValueError(f"Expected whole tensors in a sum, got an update of a part of {key}.")
         entry.sums.settle()
         packing, blocks = pack(entry.sums.arrays, entry.spec.size, self._base)
         return entry.weight_all, packing, blocks
 
-    def unpacking(self, key: Key, packing: Packing) -> "Unpacking":
+    def packed_weights(self, key: Key) -> tuple[Packing, Iterator[Bytes]] | None:
+        """Pack the weights per coordinate of a tensor, in addition to those of the whole tensor.
+
+        Returns:
+            How they are packed, and their bytes in blocks, uint8; None if every update covers the
+            tensor whole or not at all.
+
+        Raises:
+            ValueError: unknown key.
+        """
+        entry = self._entry(key)
+        if entry.weights is None:
+            return None
+        entry.weights.settle()
+        return pack(entry.weights.arrays, entry.spec.size, WEIGHT_EXPONENT)
+
+    def unpacking(self, key: Key, packing: Packing) -> Unpacking:
         """Return what adds the packed sums of a tensor to this partial, or only reads them.
 
         Raises:
             ValueError: unknown key, or the sums do not fit this partial's words.
         """
         entry = self._entry(key)
-        words = packing.num_words(self._base, self._most)
-        return Unpacking(entry, packing, self._base, words)
+        return Unpacking(packing, entry.spec.size, self._base, self._most, entry.words)
+
+    def unpacking_weights(self, key: Key, packing: Packing) -> Unpacking:
+        """Return what adds the packed weights per coordinate of a tensor, or only reads them.
+
+        Raises:
+            ValueError: unknown key, or no sum of weights is packed so.
+        """
+        entry = self._entry(key)
+        size = entry.spec.size
+        return Unpacking(packing, size, WEIGHT_EXPONENT, _WEIGHT_WORDS, entry.weight_words)
+
+    def count_units(self, key: Key, units: int) -> None:
+        """Count the weights that cover a whole tensor of a sum that is added by `unpacking`."""
+        self._entry(key).weight_all += units
 
     def count_all(self, count: int, nonzero: int = 0, vanished: int = 0) -> None:
         """Count the updates of a sum that was added by `unpacking`, and what it rounded."""
@@ -507,18 +508,31 @@ class Partial:
         self.nonzero += nonzero
         self.vanished += vanished
 
-    def bound(self, max_abs: float, units: int, count: int) -> int:
-        """Return the largest magnitude of word 0 of a valid sum.
+    def bound(
+        self,
+        max_abs: float,
+        weights: Floats | float,
+        count: int,
+        *,
+        rounding: float | None = None,
+        noise: float = 0.0,
+    ) -> Floats:
+        """Return the largest magnitudes of valid sums, in units of word 0.
+
+        They may be larger by a 2^-49th part, for the rounding of weights and of sums.
 
         Args:
             max_abs: bound of the values.
-            units: of the sum of their weights.
+            weights: sums of weights, float64: of coordinates, or one of all of them.
             count: most addends.
+            rounding: of an addend, in those units; None for to nearest.
+            noise: of all addends, likewise.
         """
-        reach = Fraction(max_abs) * units * Fraction(2) ** (self._base - UNIT_BITS)
-        if self.narrow:  # a product is rounded before the addend is
-            return math.ceil(reach * (1 + _PRODUCT_ERROR)) + -(-count // 2)
-        return math.ceil(reach) + 1  # the words below may be of the other sign
+        reach = np.ldexp(max_abs * (1 + 2.0**-49) * np.asarray(weights), self._base)
+        if rounding is None:
+            rounding = 0.5 if self.narrow else 2.0 ** (-WORD_BITS * (self._most - 1))
+        found: Floats = np.where(reach > 0, reach + count * rounding + noise, 0.0)
+        return found
 
     def covered(self, key: Key) -> bool:
         """Return whether any update covers this tensor."""
@@ -541,9 +555,9 @@ class Partial:
             mean /= math.ldexp(entry.weight_all, self._base - UNIT_BITS)
             return mean, True
         weights = entry.weights.floats(start, stop)
-        weights += math.ldexp(entry.weight_all, _WEIGHT_EXPONENT - UNIT_BITS)
+        weights += math.ldexp(entry.weight_all, WEIGHT_EXPONENT - UNIT_BITS)
         covered = weights > 0
-        weights *= math.ldexp(1.0, self._base - _WEIGHT_EXPONENT)
+        weights *= math.ldexp(1.0, self._base - WEIGHT_EXPONENT)
         np.divide(mean, weights, out=mean, where=covered)
         return mean, covered
 
@@ -681,7 +695,7 @@ def _checked_values(read: Read, count: int) -> NDArray[Any]:
 
 def _weight_slices(units: int) -> Iterator[int]:
     """Yield a weight's integer for each word of the sums of weights per coordinate."""
-    rest, unit = Fraction(units) * Fraction(WEIGHT_UNIT), Fraction(1, 1 << _WEIGHT_EXPONENT)
+    rest, unit = Fraction(units) * Fraction(WEIGHT_UNIT), Fraction(1, 1 << WEIGHT_EXPONENT)
     while rest:
         nearest = round(rest / unit)
         yield nearest

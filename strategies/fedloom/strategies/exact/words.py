@@ -118,8 +118,9 @@ class Words:
             blocks = {n: self.word(n)[start : start + BLOCK] for n in used}
             for number in range(DENSE if biases else 0):
                 blocks[number] -= _bias(number, biases)
-            for number in reversed(used[1:]):
-                self._carry(number, blocks[number], start)
+            for number in reversed(used):
+                if number:  # word 0 may still have no array
+                    self._carry(number, blocks[number], start)
 
     def _compiled(self, get: Callable[[], Compiled | None]) -> Compiled | None:
         """A compiled function, for tensors that are large enough to load it."""

@@ -174,6 +174,16 @@ class SessionNoise:
             size=size,
         )
 
+    def largest(self, exponent: int, size: int) -> float:
+        """Return `TAIL` standard deviations of a share in the session where it is largest, steps.
+
+        Args:
+            exponent: s.
+            size: values of an update.
+        """
+        members = min(range(self.min_group, self.group + 1), key=honest)
+        return TAIL * self.sampler(exponent, members, size).sigma
+
     def steps(self, grid: Grid, members: int) -> float:
         """Return a member's share in steps, without what the rounding adds."""
         return math.ldexp(share(self.noise_multiplier, members) * self.clip, grid.exponent)

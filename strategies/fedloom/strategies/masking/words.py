@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from fedloom.strategies.exact.fixed_point import MASKED_WEIGHT_BITS, masked_weight
+from fedloom.strategies.summed_metrics import SummedMetrics, exact_terms
 
 WEIGHT: Final = "weight"
 KINDS: Final = ("training", "evaluation")
@@ -128,6 +129,31 @@ class MaskedWords:
             if (examples := sums[_examples(f"{kind}.{metric}")])
         }
         return {"num_examples": sums[_examples(kind)], "values": values}
+
+    def summed(self, kind: str, sums: Mapping[str, int]) -> SummedMetrics:
+        """Return sums of words of a kind as those of metrics, which say exactly the same."""
+        values = {
+            metric: (
+                exact_terms(Fraction(sums[f"{kind}.{metric}"], _SCALE)),
+                exact_terms(Fraction(examples)),
+            )
+            for metric in sorted(self.bounds)
+            if kind in self.kinds and (examples := sums[_examples(f"{kind}.{metric}")])
+        }
+        return SummedMetrics(sums.get(_examples(kind), 0), values)
+
+    def words_of(self, kind: str, metrics: SummedMetrics) -> dict[str, int]:
+        """Return the sums of words that `summed` was made from, those of other metrics left out."""
+        found = {_examples(kind): metrics.num_examples}
+        for metric in self.bounds:
+            products, examples = metrics.values.get(metric, ((), ()))
+            found[_examples(f"{kind}.{metric}")] = round(_total(examples))
+            found[f"{kind}.{metric}"] = round(_total(products) * _SCALE)
+        return found
+
+
+def _total(terms: Iterable[float]) -> Fraction:
+    return sum(map(Fraction, terms), Fraction())
 
 
 def _examples(of: str) -> str:

@@ -13,7 +13,7 @@ gave up stay until its round is over.
 
 import hashlib
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -30,7 +30,7 @@ from fedloom.server.ledger.tables import (
     rounds,
     updates,
 )
-from fedloom.server.ledger.updates import MASKING, REPORTING
+from fedloom.server.ledger.updates import MASKING, REPORTING, lock_clients
 
 READY, SHARES, COMPLAINT, BODY, AGREEMENT, REVEAL, CLOSING = (
     "ready", "shares", "complaint", "body", "agreement", "reveal", "closing",
@@ -85,7 +85,7 @@ class MaskingSessions(Rounds):
         Raises:
             IntegrityError: the round has other sessions, or is not reporting.
         """
-        now = time.time()
+        now = self.wall()
         with self._write() as connection:
             moved = connection.execute(
                 rounds.update()
@@ -115,35 +115,8 @@ class MaskingSessions(Rounds):
             Refusal: CONFLICTING_UPDATE, if another one was; NOT_IN_COHORT or ROUND_CLOSED, if the
                 session does not gather it from this client.
         """
-        key = _key(at)
         with self._write() as connection:
-            row = _locked(connection, at)
-            found = connection.execute(
-                sa.select(masking_messages.c.digest).filter_by(**key, phase=phase, client=client)
-            ).scalar()
-            if found is not None:
-                if found != _digest(content):
-                    raise Refusal(
-                        Code.CONFLICTING_UPDATE,
-                        f"Expected a repeat of the {phase} that were stored, got others.",
-                    )
-                return False
-            if client not in row["members"]:
-                raise Refusal(Code.NOT_IN_COHORT, f"Expected a member of session {at[2]}.")
-            gathers = SessionState(row["state"]) in _ADMITTED[phase]
-            if not gathers or client not in (row[_FROM[phase]] or ()):
-                raise Refusal(
-                    Code.ROUND_CLOSED, f"Session {at[2]} is {row['state']}: {phase} come too late."
-                )
-            message = _message(key, phase, client, content, time.time())
-            connection.execute(masking_messages.insert().values(message))
-            if phase == BODY:
-                connection.execute(
-                    cohorts.update()
-                    .filter_by(run=at[0], round=at[1], client=client)
-                    .values(phase="reported", reason="")
-                )
-        return True
+            return store_in(connection, at, phase, client, content)
 
     def move_session(
         self,
@@ -235,6 +208,7 @@ class MaskingSessions(Rounds):
             connection.execute(updates.insert(), counted)
             its = sa.and_(cohorts.c.run == at[0], cohorts.c.round == at[1])
             its = sa.and_(its, cohorts.c.client.in_(files))
+            lock_clients(connection, files)  # before their tasks, as by who sets a phase
             failed = sa.select(cohorts.c.client).where(its, cohorts.c.phase != "reported")
             at_fault = set(connection.execute(failed).scalars())
             # The reason stays: the update of one that revealed false shares counts, too.
@@ -250,15 +224,6 @@ class MaskingSessions(Rounds):
             _forget(connection, at)
         return well
 
-    def body_digest(self, run: str, number: int, client: str) -> str | None:
-        """The identity of the masked update that is stored of a client; None without one."""
-        found = self._values(
-            sa.select(masking_messages.c.digest).filter_by(
-                run=run, round=number, client=client, phase=BODY
-            )
-        )
-        return next(iter(found), None)
-
     def forget_sessions(self, run: str, number: int) -> None:
         """Delete what is left of the messages of a round that is over; the digests stay."""
         its = masking_messages.update().filter_by(run=run, round=number)
@@ -272,7 +237,7 @@ class MaskingSessions(Rounds):
 
     def sessions(self, run: str, number: int) -> list[SessionSnapshot]:
         """The sessions of a round by number, as the engine continues them."""
-        now = time.time()
+        now = self.wall()
         with self._engine.connect() as connection:
             found = connection.execute(
                 sa.select(masking_sessions)
@@ -293,11 +258,57 @@ class MaskingSessions(Rounds):
         return [_snapshot(row, sent, failed, now) for row in rows]
 
 
+def store_in(
+    connection: sa.Connection, at: tuple[str, int, int], phase: str, client: str, content: bytes,
+    *, check: Callable[[sa.Connection], None] | None = None,
+) -> bool:  # fmt: skip
+    """Store a message within a transaction, as `store_session_message` does.
+
+    Args:
+        connection: of the transaction; it holds the session's row until its end.
+        at: run, round and number of the session.
+        phase: of the message.
+        client: its sender.
+        content: of the message.
+        check: called for a new message, before anything is written; raises a `Refusal`.
+    """
+    key, row = _key(at), _locked(connection, at)
+    found = connection.execute(
+        sa.select(masking_messages.c.digest).filter_by(**key, phase=phase, client=client)
+    ).scalar()
+    if found is not None:
+        if found != digest_of(content):
+            raise Refusal(
+                Code.CONFLICTING_UPDATE,
+                f"Expected a repeat of the {phase} that were stored, got others.",
+            )
+        return False
+    if client not in row["members"]:
+        raise Refusal(Code.NOT_IN_COHORT, f"Expected a member of session {at[2]}.")
+    gathers = SessionState(row["state"]) in _ADMITTED[phase]
+    if not gathers or client not in (row[_FROM[phase]] or ()):
+        raise Refusal(
+            Code.ROUND_CLOSED, f"Session {at[2]} is {row['state']}: {phase} come too late."
+        )
+    if check is not None:
+        check(connection)
+    message = _message(key, phase, client, content, time.time())
+    connection.execute(masking_messages.insert().values(message))
+    if phase == BODY:
+        connection.execute(
+            cohorts.update()
+            .filter_by(run=at[0], round=at[1], client=client)
+            .values(phase="reported", reason="")
+        )
+    return True
+
+
 def _key(at: tuple[str, int, int]) -> dict[str, Any]:
     return dict(zip(("run", "round", "session"), at, strict=True))
 
 
-def _digest(content: bytes) -> str:
+def digest_of(content: bytes) -> str:
+    """The digest by which the content of a message is known."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -305,7 +316,7 @@ def _message(
     key: Mapping[str, Any], phase: str, client: str, content: bytes, now: float
 ) -> dict[str, Any]:
     return {
-        **key, "phase": phase, "client": client, "content": content, "digest": _digest(content),
+        **key, "phase": phase, "client": client, "content": content, "digest": digest_of(content),
         "stored_at": now,
     }  # fmt: skip
 

@@ -16,6 +16,9 @@ from fedloom.server.ledger.lists.order import each
 from fedloom.server.ledger.store import Store
 from fedloom.server.ledger.tables import (
     drivers,
+    gates,
+    inbox,
+    mail,
     meta,
     model_objects,
     spool_objects,
@@ -27,7 +30,7 @@ from fedloom.server.ledger.tables import (
 OF_THE_STORE: Final = (model_objects, spool_objects, store_claims)
 """What says which objects of a store count."""
 
-_OWN: Final = (versions, drivers, wrapped_keys)
+_OWN: Final = (versions, drivers, gates, inbox, mail, wrapped_keys)
 """What belongs to a database, not to its content."""
 
 _AT_ONCE: Final = 500

@@ -68,6 +68,17 @@ class StoredModels(Store):
             left = sa.select(model_objects.c.digest).filter_by(digest=digest)
             return connection.execute(left).first() is None
 
+    def model_objects(self) -> list[tuple[str, ModelObject]]:
+        """The digest and the object of each stored model."""
+        query = sa.select(
+            model_objects.c.digest, model_objects.c.object, model_objects.c.size_bytes
+        )
+        with self._engine.connect() as connection:
+            return [
+                (row.digest, ModelObject(object=row.object, size_bytes=row.size_bytes))
+                for row in connection.execute(query)
+            ]
+
     def model_object_names(self) -> set[str]:
         """Stems of the names of all models' objects."""
         return set(self._values(sa.select(model_objects.c.object)))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fedloom.protocol.errors import UsageError
-from fedloom.strategies import DELTA, MetricsSettings, registry
+from fedloom.strategies import MetricsSettings, registry
 
 if TYPE_CHECKING:
     from fedloom.server.planning.spec import RunSpec
@@ -35,17 +35,24 @@ def _hosted(spec: "RunSpec") -> str:
 
 
 def _masking(spec: "RunSpec") -> str:
-    if spec.masking is None:
+    over_selection = spec.round_config().over_selection
+    if spec.masking is None or over_selection == 1:
         return ""
-    return "[masking] with sites = true, got one: a masking session is of clients of one server."
+    return (
+        f"cohort.over_selection with [masking] and sites = true, got {over_selection:g}: a site "
+        "whose sum comes too late has revealed it for nothing, and its devices mask no second "
+        "update of a model."
+    )
 
 
 def _privacy(spec: "RunSpec") -> str:
-    if not spec.privacy:
+    settings = spec.build_privacy()
+    if settings is None or not settings.central:
         return ""
     return (
-        "[privacy] with sites = true, got one: its claim needs all devices in one draw, which "
-        "sites make each by itself."
+        f"[privacy] with mechanism {settings.mechanism} and sites = true, got it: its claim needs "
+        "all devices in one draw, which sites make each by itself. Noise of devices, local or "
+        "distributed, needs none."
     )
 
 
@@ -77,52 +84,21 @@ def _selection(spec: "RunSpec") -> str:
     )
 
 
-def _rule(spec: "RunSpec") -> str:
-    rule = spec.build_strategy().rule
-    plain = not (rule.receives or rule.remembers or rule.scalars or rule.picks)
-    if plain and tuple(rule.groups) == (DELTA,):
-        return ""
-    return (
-        f"client rule {rule.name} (of strategy {spec.strategy['name']}) with sites = true, got "
-        "it: its devices get, keep or send more than the model and its changes."
-    )
-
-
-def _compression(spec: "RunSpec") -> str:
-    scheme = spec.build_compression()
-    if spec.build_broadcast() is not None:
-        return "compression.down with sites = true, got it: sites do not pass differences on."
-    if scheme is None or not scheme.remembers:
-        return ""
-    return (
-        "compression.up with memory (error_feedback) with sites = true, got it: a device is told "
-        "which of its updates counted, and a site learns that only with the next round."
-    )
-
-
-def _parts(spec: "RunSpec") -> str:
-    why = "sites = true, got it: updates must cover whole tensors, and the same ones."
-    if spec.build_personal().remembers:
-        return f"[personal] with {why}"
-    if spec.adapters:
-        return f"[adapters] with {why}"
-    if uneven := spec.local_training().uneven:
-        return f"{uneven} with {why}"
-    return ""
-
-
 def _metrics(spec: "RunSpec") -> str:
     settings = spec.metrics_settings()
-    for name in ("per_client", "bins", "quantiles"):
-        if getattr(settings, name) != getattr(_USUAL, name):
-            return (
-                f"metrics.{name} with sites = true, got it: sites send the sums of what their "
-                "devices measured, of which only means follow."
-            )
+    what = {"per_client": settings.per_client, "bins": settings.bins}
+    what["quantiles other than 0 and 1"] = settings.quantiles != _USUAL.quantiles and not (
+        {*settings.quantiles} <= {0.0, 1.0}
+    )
+    for name in (name for name, has in what.items() if has):
+        return (
+            f"metrics.{name} with sites = true, got it: sites send sums of what their devices "
+            "measured, the extremes (quantiles = [0, 1]) and counts between given edges "
+            "(metrics.edges)."
+        )
     return ""
 
 
 _CHECKS: tuple[Callable[["RunSpec"], str], ...] = (
-    _hosted, _masking, _privacy, _mode, _aggregation, _selection, _rule, _compression, _parts,
-    _metrics,
+    _hosted, _masking, _privacy, _mode, _aggregation, _selection, _metrics,
 )  # fmt: skip

@@ -90,14 +90,18 @@ class ReadyMembers:
 
     def restore(self, stored: Mapping[str, bytes]) -> None:
         """Take over the adverts of sessions, which were verified before they were stored."""
-        for name, raw in stored.items():
-            advert = Advert.from_bytes(raw)
-            self._drawn[name] = VerifiedAdvert(advert=advert, key=certified_key(advert))
+        self._drawn |= verified_before(stored)
 
     def is_drawn(self, client: str, raw: bytes) -> bool:
         """Whether this is the advert with which a member is in its session."""
         found = self._drawn.get(client)
         return found is not None and found.advert.to_bytes() == raw
+
+
+def verified_before(stored: Mapping[str, bytes]) -> dict[str, VerifiedAdvert]:
+    """The adverts of sessions by name, which were verified before they were stored."""
+    adverts = {name: Advert.from_bytes(raw) for name, raw in stored.items()}
+    return {n: VerifiedAdvert(advert=a, key=certified_key(a)) for n, a in adverts.items()}
 
 
 def _keys(advert: Advert) -> tuple[bytes, bytes]:

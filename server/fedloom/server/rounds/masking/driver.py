@@ -12,16 +12,17 @@ while the ledger's row of its session is MASKING. Bodies are deleted when their 
 
 import asyncio
 import logging
-import time
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from fedloom.protocol.crash_points import crossing
-from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.errors import Code, FedloomError, IntegrityError, Refusal
 from fedloom.protocol.masking import Advert, CertifiedKey, ChainVerifier, terms_of
 from fedloom.protocol.updates.body import Checker
 from fedloom.protocol.updates.header import PlannedPart
@@ -36,12 +37,16 @@ from fedloom.server.engine import (
     SessionSnapshot,
     SessionState,
     effects,
+    events,
     session_events,
 )
+from fedloom.server.engine.clock import AT_ONCE
 from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.ledger.masking.blames import CAUSES, IMPLAUSIBLE
-from fedloom.server.ledger.masking.sessions import BODY, READY
-from fedloom.server.ledger.rows import RoundRow
+from fedloom.server.ledger.masking.bodies import MaskedUpload
+from fedloom.server.ledger.masking.sessions import READY, digest_of
+from fedloom.server.ledger.replicas.gate_queues import AcceptedHere
+from fedloom.server.ledger.rows import AcceptedRow, RoundRow, UpdateRow
 from fedloom.server.metrics.masking import SessionWatch
 from fedloom.server.planning.admission import check_masked, check_masked_update
 from fedloom.server.planning.fair_share import Demand
@@ -61,7 +66,9 @@ from fedloom.server.rounds.member_records import Record
 from fedloom.server.rounds.messages.replies import Replies
 from fedloom.server.rounds.round_driver import RoundDriver
 from fedloom.server.rounds.round_sum import RoundSum
+from fedloom.server.rounds.storage_retry import retry_storage
 from fedloom.server.rounds.task_table import TaskTable
+from fedloom.server.storage.objects.parts import num_parts
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +103,8 @@ class MaskedRoundDriver(RoundDriver):
         self._closings = asyncio.Event()
         self._watch = SessionWatch(context.meters, context.tracer)
         self._proven: set[int] = set()  # sessions whose end is proven
+        self._received: set[str] = set()  # members whose bodies this server has accepted
+        self._counted_at, self._is_counting = math.nan, False  # see `_time`
 
     @property
     def _masked_sum(self) -> MaskedSum:
@@ -122,7 +131,8 @@ class MaskedRoundDriver(RoundDriver):
         sessions = await context.in_ledger(context.ledger.sessions, *key)
         self.engine = engines.restore_masked(
             self.plan, stored, sessions, select=self._select, divide=self._ready.divide,
-            now=self._now(), available=self._idle(), paused=paused,
+            now=self._now(), wall=self._context.ledger.wall(), available=self._idle(),
+            paused=paused,
         )  # fmt: skip
         self._stored = True
         if self.engine.state is RoundState.REPORTING:
@@ -144,6 +154,41 @@ class MaskedRoundDriver(RoundDriver):
         super().feed(event)
         if self._watch.saw(self.engine.sessions, self._now(), self.trace.parent):
             self._context.live.changed("run", self.plan.run)
+
+    def _time(self) -> float:
+        """As a `RoundDriver`'s; of a session that takes bodies, gates' are counted before its time.
+
+        What a gate accepted before a deadline may be told after it.
+        """
+        now, gathers = super()._time(), SessionState.MASKING
+        if self._context.sealed is None:  # there are no gates
+            return now
+        at = min((s.due_at for s in self.engine.sessions if s.state is gathers), default=math.inf)
+        if now < at or at in (AT_ONCE, self._counted_at):
+            return now
+        if not self._is_counting:
+            self._is_counting = True
+            self._asking.start(self._count_bodies(at))
+        return math.nextafter(at, -math.inf)
+
+    def _looks_at(self, at: float) -> bool:
+        return self._is_counting or super()._looks_at(at)
+
+    async def _count_bodies(self, due_at: float) -> None:
+        """Count the bodies that are accepted; then the time of their sessions has come."""
+        who, extra = self._log_name()
+        context, key = self._context, self.plan.key
+        try:
+            for number in self._open_sessions:
+                look = partial(context.in_ledger, context.ledger.body_digests, (*key, number))
+                for client in await retry_storage(look, who, extra):
+                    self.feed(session_events.BodyStored(client))
+        except FedloomError:  # of a server that has lost its turn
+            return
+        except Exception:  # the round must end all the same
+            log.exception("%s: what gates have accepted cannot be read", who, extra=extra)
+        self._counted_at, self._is_counting = due_at, False
+        self.feed(events.Wake())
 
     def _finish(self, outcome: Outcome) -> bool:
         self._watch.end(outcome.reason and "abandoned")
@@ -299,23 +344,38 @@ class MaskedRoundDriver(RoundDriver):
         """
         context, client = self._context, update.client
         crossing("accept.before")
+        session = self.engine.session_of(client)
+        assert session is not None
         try:
-            self.check_open(client, update.round)  # may have closed while the body was synced
-            session = self.engine.session_of(client)
-            assert session is not None
             header = context.spool.header(update.file)
-            raw = header.SerializeToString(deterministic=True)  # the update's identity hashes it
-            at = self._open_sessions[session.number].at
-            first = await context.in_ledger(
-                context.ledger.store_session_message, at, BODY, client, raw
-            )
+        except IntegrityError:
+            self.check_open(client, update.round)  # it was deleted as its session ended
+            raise
+        upload = MaskedUpload(
+            at=self._open_sessions[session.number].at,
+            client=client,
+            file=update.file,
+            header=header.SerializeToString(deterministic=True),
+            parts=None if context.remote is None else num_parts(update.size_bytes),
+        )
+        try:  # the ledger says whether the session is closed: a gate may have accepted the body
+            first = await context.in_ledger(context.ledger.accept_body, upload)
         except Refusal as refusal:
             if refusal.code is Code.ROUND_CLOSED:
-                context.spool.discard(update.file)  # unread: nothing would protect it later
+                context.spool.discard_late(update.file, *self.plan.key)  # unread
             raise
+        if first:
+            self._received.add(client)
         crossing("masking.stored")
         self.feed(session_events.BodyStored(client))
         return first
+
+    def accepted(
+        self, update: AcceptedUpdate | AcceptedHere | AcceptedRow | UpdateRow, counted: int
+    ) -> None:
+        """A gate has stored a member's body. Afterwards the sets of sessions say who counts."""
+        if counted == self.plan.number and self.engine.state is RoundState.MASKING:
+            self.feed(session_events.BodyStored(update.client))
 
     # ---- effects -----------------------------------------------------------------------------
 
@@ -358,12 +418,15 @@ class MaskedRoundDriver(RoundDriver):
         members = [(name, self._ready.drawn(names)) for name, names in rosters]
         sessions = open_sessions(plan.key, self._terms.pid, members)
         adverts = {a.advert.name: a.advert.to_bytes() for _, each in members for a in each}
-        deadline_at = time.time() + self.engine.config.session_s
+        deadline_at = context.ledger.wall() + self.engine.config.session_s
         await context.in_ledger(
             context.ledger.open_sessions, *plan.key, rosters, deadline_at=deadline_at,
             adverts=adverts,
         )  # fmt: skip
         crossing("masking.opened")
+        if plan.upstream is not None:
+            model_bytes = plan.manifest.size_bytes
+            context.sending.closed(plan.run, plan.number, model_bytes, sessions=True)
         self._open_sessions = sessions
         log.info(
             "round %d of %s masks in %d sessions of %d members", plan.number, plan.run,
@@ -402,8 +465,7 @@ class MaskedRoundDriver(RoundDriver):
 
     async def _unmask(self, of: OpenSession, session: MaskingSession) -> None:
         context, number, members = self._context, session.number, sorted(session.masked)
-        for client in members:
-            await context.fetch(self._body(client))
+        await self._fetch_bodies(of, members)
         form = self._form(context.spool.header(self._body(members[0])))  # all cover the same
         said = await self._exchange.exchanged(of, session)
         bodies = [context.spool.path(self._body(client)) for client in members]
@@ -427,6 +489,27 @@ class MaskedRoundDriver(RoundDriver):
         self.feed(session_events.Unmasked(number))
         self._send_all(members, self._steps.done())
         self._free(session)
+
+    async def _fetch_bodies(self, of: OpenSession, members: Sequence[str]) -> None:
+        """Have the bodies on this disk that were accepted, and no others.
+
+        Raises:
+            IntegrityError: one is missing, or another one than was accepted.
+        """
+        context, spool = self._context, self._context.spool
+        accepted = await context.in_ledger(context.ledger.body_digests, of.at)
+        for client in members:
+            file = self._body(client)
+            if client not in self._received:
+                spool.drop_copy(file)  # of an upload that began here, and ended at a gate
+            await context.fetch(file)
+            if digest_of(spool.header(file).SerializeToString(deterministic=True)) != (
+                accepted.get(client)
+            ):
+                raise IntegrityError(
+                    f"Expected the body of {client} that was accepted in session {of.at[2]}, got "
+                    "another one."
+                )
 
     async def _blame(self, of: OpenSession, found: NoSum, members: Sequence[str]) -> None:
         """Store who dealt or revealed false shares, and mark all for an implausible sum."""

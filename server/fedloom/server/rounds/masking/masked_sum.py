@@ -84,7 +84,7 @@ class MaskedSum(RoundSum):
             kind=plan.kind,
             reports=[report_of(row) for row in accepted],
             total=total,
-            words=form.words.added(words),
+            words={name: sum(each[name] for each in words) for name in form.words.names},
             updates=SessionUpdates(sessions) if over_sessions else None,
             keep=Scratch(self._checkpoint.parent).keep,
         )

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterable
 
+from fedloom.protocol.atomic_files import sync_directory
 from fedloom.protocol.task_description import FileRef
 from fedloom.protocol.trust.private_files import private_opener
 from fedloom.server.background_tasks import BackgroundTasks
@@ -73,6 +74,7 @@ class Replies:
             copy.flush()
             os.fsync(copy.fileno())
         draft.replace(path)
+        sync_directory(path.parent)
 
     async def finish(self, accepted: Iterable[AcceptedRow]) -> StoredResult:
         """Store the end of every message of the round.

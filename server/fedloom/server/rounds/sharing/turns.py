@@ -65,9 +65,10 @@ class Turns:
         """What a run wants, or which clients are idle, has changed: wake those that wait, soon."""
         if self._runs and not self._due and not self._waking:
             self._due = True
-            asyncio.get_running_loop().call_soon(self._wake)
+            asyncio.get_running_loop().call_soon(self.wake)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Wake all runs now, the first one first."""
         self._due, self._waking = False, True
         try:
             for run in self._fair.order():

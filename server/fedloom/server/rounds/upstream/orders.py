@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fedloom.server.engine import RoundKind
 from fedloom.server.ledger.rows import RoundRow
 from fedloom.server.planning.round_plan import UpstreamRound
+from fedloom.server.planning.state_note import StateNote
 from fedloom.server.rounds.commit import Outcome
 
 
@@ -18,6 +19,7 @@ class RoundOrder:
         kind: training or evaluation.
         trained: training rounds of the run committed before it.
         model: digest of the model from which it starts.
+        state: the note of the files beside it, and of what the parent's strategy asks.
         upstream: what the parent decides of it.
     """
 
@@ -25,7 +27,13 @@ class RoundOrder:
     kind: RoundKind
     trained: int
     model: str
+    state: str
     upstream: UpstreamRound
+
+    @property
+    def files(self) -> frozenset[str]:
+        """Digests of what its devices may download."""
+        return StateNote.read(self.state).digests | {self.model}
 
 
 class Orders:
@@ -74,6 +82,7 @@ def order_of(row: RoundRow, site: str) -> RoundOrder:
         kind=RoundKind(row.kind),
         trained=kept["trained"],
         model=row.model_in,
+        state=kept.get("state", "null"),
         upstream=UpstreamRound(
             site=site, path=kept.get("path", site), goal=kept["goal"], deadline_s=left_s
         ),

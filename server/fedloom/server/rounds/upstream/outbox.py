@@ -35,15 +35,16 @@ class SumOutbox:
         """Store a sum durably, described in the header; earlier ones of the run are removed.
 
         To write an equal sum again changes nothing.
-
-        Raises:
-            ValueError: an update in the sum covers a part of a tensor.
         """
         run, number = header.task.run, header.task.round
         private_directory(self._directory)
         write_site_sum(self.body_path(run, number), total, header)
         write_private(self._header_path(run, number), header.SerializeToString(deterministic=True))
         self.discard(run, keep=number)
+
+    def record_path(self, run: str, number: int) -> Path:
+        """File of the devices in a sum, where the parent gets a digest of it."""
+        return self._directory / "members" / f"{run}.{number}.json"
 
     def header(self, run: str, number: int) -> fleet_pb2.UpdateHeader | None:
         """The header of a stored sum; None if there is none."""

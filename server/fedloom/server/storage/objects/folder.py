@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedloom.protocol.tensors.container import sync_directory
+from fedloom.protocol.atomic_files import sync_directory
 from fedloom.protocol.trust.private_files import private_directory, private_opener
 from fedloom.server.storage.objects.interface import (
     MissingObjectError,

@@ -6,15 +6,17 @@ after the last of them, and folds accepted updates again. Objects are deleted wi
 
 Nothing in the folder is trusted after a start, since it is not synced: it is emptied.
 
-Invariants: a part's name is used once. A row names only parts that are durable.
+Invariants: a part's name is used once. A row names only parts that are durable, and all parts only
+of a body that was checked: an upload may be accepted with the parts of another one of its header.
 """
 
 import logging
 import os
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from crc32c import crc32c
 from sqlalchemy.exc import SQLAlchemyError
@@ -52,10 +54,10 @@ class ObjectSpoolFile(SpoolFile):
     """
 
     def __init__(
-        self, name: str, handle: int, received: int, writing: set[str], *, remote: RemoteStorage,
+        self, path: Path, handle: int, received: int, writing: set[str], *, remote: RemoteStorage,
         body: BodyObject, key: tuple[str, int], given_up: set[str],
     ) -> None:  # fmt: skip
-        super().__init__(name, handle, received, body.size_bytes, writing)
+        super().__init__(path, handle, received, body.size_bytes, writing)
         self._remote = remote
         self._body = body
         self._key = key
@@ -101,28 +103,32 @@ class ObjectSpoolFile(SpoolFile):
     def restart(self) -> None:
         """Drop the received bytes, on this disk and in the store."""
         super().restart()
+        self.give_up()
+        self._parts = []
+
+    def give_up(self) -> None:
+        """Delete the stored parts, unless the update was accepted from them."""
         body, remote = self._body, self._remote
         names = [f"{body.object}.{part.suffix}" for part in self._parts]
         self._given_up.add(body.object)
-        self._parts = []
 
         def forget() -> list[str]:
-            remote.ask(remote.ledger.forget_bodies, [body.object])
-            return names
+            return names if remote.ask(remote.ledger.give_up_body, body.object) else []
 
         remote.deletions.add_found(forget)
 
     def write_back(self) -> None:
-        """Store the parts that have arrived; what fails, `sync` tries again."""
+        """Store the parts that have arrived, but for the last; what fails, `sync` tries again."""
         self._written = self.received
+        ready = min(self.received // PART_BYTES, num_parts(self.size_bytes) - 1)
         try:
-            while (len(self._parts) + 1) * PART_BYTES <= self.received:
+            while len(self._parts) < ready:
                 self._put_part()
         except (StoreFaultError, SQLAlchemyError) as error:
             log.warning("a part is stored when its body is complete: %s", error)
 
     def sync(self) -> None:
-        """Store what is left of the body.
+        """Store what is left of the body, which was checked.
 
         Raises:
             StoreFaultError: the object store does not take it; the update is not accepted.
@@ -149,11 +155,12 @@ class ObjectSpool(Spool):
     Args:
         directory: of the copies, created if needed, and emptied.
         remote: the object store.
+        is_new: whether the folder's files are being moved to the store: it is not emptied.
     """
 
-    def __init__(self, directory: Path, remote: RemoteStorage) -> None:
+    def __init__(self, directory: Path, remote: RemoteStorage, *, is_new: bool = False) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        for path in directory.iterdir():
+        for path in () if is_new else directory.iterdir():
             path.unlink()
         super().__init__(directory)
         self._remote = remote
@@ -167,7 +174,7 @@ class ObjectSpool(Spool):
         name = unique(f"{UPDATES}/{run}/{number}/{secrets.token_hex(2)}")
         body = BodyObject(object=name, header=raw, size_bytes=header.size_bytes)
         return ObjectSpoolFile(
-            path.name, handle, received, self._writing, remote=self._remote, body=body,
+            path, handle, received, self._writing, remote=self._remote, body=body,
             key=(run, number), given_up=self._given_up,
         )  # fmt: skip
 
@@ -191,6 +198,56 @@ class ObjectSpool(Spool):
         finally:
             draft.unlink(missing_ok=True)
 
+    def fetch_kept(self, name: str) -> None:
+        """Make sure that the copy of a file is on this disk, if one is stored; as `fetch`."""
+        if self._remote.ask(self._remote.ledger.body_object, name) is not None:
+            self.fetch(name)
+
+    def take_in(self, name: str, run: str, number: int, *, is_body: bool) -> None:
+        """Store a whole file of the folder, unless it is stored, and read it back.
+
+        Args:
+            name: of the file.
+            run: of its round.
+            number: of its round.
+            is_body: whether it is a body with its footer; else all of it is stored.
+
+        Raises:
+            StoreFaultError: the object store does not take it, or returns other bytes.
+        """
+        remote, path = self._remote, self.path(name)
+        header = self.header(name) if is_body else None
+        raw = b"" if header is None else header.SerializeToString(deterministic=True)
+        size_bytes = path.stat().st_size if header is None else header.size_bytes
+        found = remote.ask(remote.ledger.body_object, name)
+        with path.open("rb") as file:
+            if found is not None and (found.header, found.size_bytes) == (raw, size_bytes):
+                sums = [crc32c(data) for data in _read_parts(file, size_bytes)]
+                if sums == [part.crc32c for part in found.parts] and self._reads_back(found):
+                    return
+            body = BodyObject(
+                object=unique(f"{UPDATES if is_body else SUMS}/{run}/{number}/moved"),
+                header=raw, size_bytes=size_bytes, parts=(),
+            )  # fmt: skip
+            parts = []
+            for each, data in enumerate(_read_parts(file, size_bytes)):
+                parts.append(StoredPart(crc32c(data), f"{each}-{secrets.token_hex(4)}"))
+                remote.objects.put(f"{body.object}.{parts[-1].suffix}", data)
+        body = replace(body, parts=tuple(parts))
+        for each in range(len(parts)):
+            fetched(remote, body, each)
+        for old in remote.ask(remote.ledger.replace_body, name, run, number, body):
+            remote.deletions.add(old.names)
+
+    def _reads_back(self, body: BodyObject) -> bool:
+        """Whether the object store has a body."""
+        try:
+            for number in range(len(body.parts)):
+                fetched(self._remote, body, number)
+        except (DamagedObjectError, MissingObjectError):
+            return False
+        return True
+
     def _write_copy(self, path: Path, body: BodyObject) -> None:
         with path.open("wb") as file:
             for number in range(len(body.parts)):
@@ -209,7 +266,7 @@ class ObjectSpool(Spool):
         found = remote.ask(remote.ledger.body_object, name)
         handle = os.open(path, os.O_RDONLY)
         file = ObjectSpoolFile(
-            name, handle, size_bytes, set(), remote=remote, body=body, key=(run, number),
+            path, handle, size_bytes, set(), remote=remote, body=body, key=(run, number),
             given_up=self._given_up,
         )  # fmt: skip
         try:
@@ -229,6 +286,28 @@ class ObjectSpool(Spool):
         """Delete a file and its objects."""
         super().discard(name)
         self._forget(lambda: self._remote.ledger.bodies_of_file(name))
+
+    def discard_late(self, name: str, run: str, number: int) -> None:
+        """Delete a file of a round that came late, unless its update was accepted elsewhere."""
+        self.drop_copy(name)
+        remote = self._remote
+
+        def forget() -> list[str]:
+            found = remote.ask(remote.ledger.drop_unaccepted, name, run, number)
+            return [each for body in found for each in body.names]
+
+        remote.deletions.add_found(forget)
+
+    def drop_copy(self, name: str) -> None:
+        """Drop the copy of a file that another server accepted.
+
+        It may be a part of the update, or of another one: of an upload that began here.
+        """
+        super().discard(name)
+
+    def drop_copies(self, run: str, number: int) -> None:
+        """Drop the copies of all files of a round, not their objects."""
+        super().discard_round(run, number)
 
     def discard_round(self, run: str, number: int) -> None:
         """Delete all files and objects of a round."""
@@ -262,6 +341,12 @@ class ObjectSpool(Spool):
             return [name for body in bodies for name in body.names]
 
         remote.deletions.add_found(forget)
+
+
+def _read_parts(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
+    """Yield the parts of an open file of which so many bytes are stored."""
+    for number in range(num_parts(size_bytes)):
+        yield os.pread(file.fileno(), length_of(number, size_bytes), number * PART_BYTES)
 
 
 def fetched(remote: RemoteStorage, body: BodyObject, number: int) -> bytes:

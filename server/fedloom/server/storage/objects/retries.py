@@ -3,8 +3,9 @@
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from fedloom.server.storage.objects.interface import (
     MissingObjectError,
@@ -22,16 +23,27 @@ WAITS_S: Final = (0.2, 0.4, 0.8, 1.6, 3.2)
 million requests where one in ten does."""
 
 
+class Observe(Protocol):
+    """Is told of each request: its method, its seconds, and whether it failed."""
+
+    def __call__(self, request: str, seconds: float, *, failed: bool) -> None:
+        """A request is over."""
+
+
 class RetriedObjects:
     """An object store whose failed requests are repeated; see `Objects`.
 
     A missing object is not asked for again.
+
+    Attributes:
+        observe: is told of each request; None for nobody.
     """
 
     def __init__(self, objects: Objects, waits_s: Sequence[float] = WAITS_S) -> None:
         self._objects = objects
         self._waits_s = waits_s
         self._closing = threading.Event()
+        self.observe: Observe | None = None
 
     def close(self) -> None:
         """End all waits: requests that fail from now on are not repeated."""
@@ -39,28 +51,28 @@ class RetriedObjects:
 
     def put(self, name: str, data: bytes) -> None:
         """See `Objects.put`."""
-        self._try(lambda: self._objects.put(name, data))
+        self._try("put", lambda: self._objects.put(name, data))
 
     def get(self, name: str) -> bytes:
         """See `Objects.get`."""
-        return self._try(lambda: self._objects.get(name))
+        return self._try("get", lambda: self._objects.get(name))
 
     def get_range(self, name: str, start: int, size: int) -> bytes:
         """See `Objects.get_range`."""
-        return self._try(lambda: self._objects.get_range(name, start, size))
+        return self._try("get", lambda: self._objects.get_range(name, start, size))
 
     def delete(self, names: Sequence[str]) -> None:
         """See `Objects.delete`."""
-        self._try(lambda: self._objects.delete(names))
+        self._try("delete", lambda: self._objects.delete(names))
 
     def list(self, folder: str) -> Iterator[StoredObject]:
         """See `Objects.list`; the whole listing is read before the first is yielded."""
-        yield from self._try(lambda: [*self._objects.list(folder)])
+        yield from self._try("list", lambda: [*self._objects.list(folder)])
 
-    def _try(self, request: Callable[[], T]) -> T:
+    def _try(self, name: str, request: Callable[[], T]) -> T:
         for wait_s in self._waits_s:
             try:
-                return request()
+                return self._once(name, request)
             except MissingObjectError:
                 raise
             except StoreFaultError as error:
@@ -68,4 +80,17 @@ class RetriedObjects:
                 log.warning("object store: %s; next try in %.1f s", error, wait_s)
                 if self._closing.wait(wait_s):
                     raise
-        return request()
+        return self._once(name, request)
+
+    def _once(self, name: str, request: Callable[[], T]) -> T:
+        begun, failed = time.perf_counter(), True
+        try:
+            found = request()
+            failed = False
+        except MissingObjectError:
+            failed = False
+            raise
+        finally:
+            if self.observe is not None:
+                self.observe(name, time.perf_counter() - begun, failed=failed)
+        return found

@@ -2,19 +2,21 @@
 
 The steps, each of which can be repeated after a crash:
 
-1. Models are stored in the target, each under its digest, and read back.
+1. Models, and the updates of open rounds, are stored in the target, and read back.
 2. All rows are copied, in one transaction of the target.
 3. The rows of both databases are compared by digest.
-4. `server.toml` names the target; models that are in files now are no longer noted as objects.
+4. `server.toml` names the target; what is in files now is no longer noted as objects.
 
 Until the last step, the source is the server's. It is not changed, but for an entry in its audit
-trail, and stays as a backup: SQLite's file gets another name, so that nobody starts it by mistake.
+trail, and stays as a backup: SQLite's file and the spool get another name, so that nobody starts
+them by mistake.
 
 Invariant: a server never starts from a target that lacks anything of its source.
 """
 
 import hashlib
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -27,14 +29,16 @@ from fedloom.server.config import ServerConfig
 from fedloom.server.http.unix_socket import locked
 from fedloom.server.ledger import Ledger
 from fedloom.server.ledger.moving.copies import Digests, tables_of
+from fedloom.server.moving.open_rounds import check_movable, move_files, open_files
+from fedloom.server.moving.stillness import standing_still
 from fedloom.server.replicas.key_vault import KeyVault
 from fedloom.server.storage.context import StorageContext
-from fedloom.server.storage.opening import open_storage
+from fedloom.server.storage.opening import SPOOL, open_storage
 
 log = logging.getLogger(__name__)
 
 MOVED = ".moved"
-"""Suffix of SQLite's files after a move."""
+"""Suffix of SQLite's files, and of the spool, after a move."""
 
 _SQLITE = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm")
 
@@ -45,11 +49,13 @@ class Moved:
 
     Attributes:
         models: number of models.
-        size_bytes: of all models.
+        updates: files of accepted updates of open rounds.
+        size_bytes: of both.
         tables: rows and digest of each table.
     """
 
     models: int
+    updates: int
     size_bytes: int
     tables: Digests
 
@@ -66,7 +72,7 @@ def move(
         tell: called with each step.
 
     Raises:
-        UsageError: the server is not at rest, or the target is not empty.
+        UsageError: another server drives, a run cannot be moved, or the target is not empty.
         UnavailableError: the server runs, or the target does not answer.
         IntegrityError: the copy differs from the source.
     """
@@ -76,32 +82,53 @@ def move(
         stack.enter_context(locked(state_dir / "control.sock"))
         source = stack.enter_context(_ledger(state_dir, before))
         _check_change(before, after, source)
-        _check_at_rest(source)
+        still = stack.enter_context(standing_still(source))
+        restored = before.store != after.store
+        if restored:
+            check_movable(source, to_store=bool(after.store))
         if source.wrapped_keys():
             KeyVault(state_dir, source).restore()
         same = before.database == after.database
         target = source if same else stack.enter_context(_ledger(state_dir, after))
         if not same:
             _check_target(source, target)
-        models, size_bytes = 0, 0
-        if before.store != after.store:
+        models: list[int] = []
+        updates: list[int] = []
+        if restored:
             old = stack.enter_context(_storage(state_dir, before, source))
-            new = stack.enter_context(_storage(state_dir, after, target))
-            for size in _move_models(old, new, tell):
-                models, size_bytes = models + 1, size_bytes + size
+            files = open_files(old)  # before the target is the ledger's
+            new = stack.enter_context(_storage(state_dir, after, target, is_target=True))
+            models += _move_models(old, new, tell)
+            tell("the updates of open rounds")
+            updates += move_files(files, new)
         found: Digests = {}
         if not same:
-            found = _move_rows(source, target, with_store=before.store == after.store, tell=tell)
+            found = _move_rows(source, target, with_store=not restored, tell=tell)
+        if still is not None:
+            still.check()
         crossing("move.settings")
         configuration.rewrite(state_dir, after, ("database", "store"))
         crossing("move.forget")
         if same and not after.store:
             source.delete_store_rows()
-    if not same and not before.database:
-        for path in (state_dir / name for name in _SQLITE):
-            if path.exists():
-                path.rename(path.with_name(path.name + MOVED))
-    return Moved(models=models, size_bytes=size_bytes, tables=found)
+        if still is not None:
+            still.end(moved=not same)
+    _set_aside(state_dir, before, after)
+    return Moved(
+        models=len(models), updates=len(updates), size_bytes=sum(models + updates), tables=found
+    )
+
+
+def _set_aside(state_dir: Path, before: ServerConfig, after: ServerConfig) -> None:
+    """Give what was copied from this disk another name."""
+    database = _SQLITE if not before.database and after.database else ()
+    spool = (SPOOL,) if not before.store and after.store else ()
+    for path in (state_dir / name for name in (*database, *spool)):
+        if path.exists():
+            aside = path.with_name(path.name + MOVED)
+            if aside.is_dir():
+                shutil.rmtree(aside)
+            path.rename(aside)
 
 
 def _check_change(before: ServerConfig, after: ServerConfig, ledger: Ledger) -> None:
@@ -115,26 +142,6 @@ def _check_change(before: ServerConfig, after: ServerConfig, ledger: Ledger) -> 
         raise UsageError(
             "Expected a move between files and an object store, got two object stores: move to "
             'files first (--store ""), then to the other store.'
-        )
-
-
-def _check_at_rest(ledger: Ledger) -> None:
-    if ledger.wrapped_keys():
-        rows = ledger.lease_rows()
-        driver = rows.driver()
-        rows.close()
-        if driver is not None and not driver.is_gone:
-            raise UsageError(f"Expected that no server drives, got {driver.name}: stop it first.")
-    if open_rounds := ledger.open_rounds():
-        names = ", ".join(f"round {each.number} of {each.run}" for each in open_rounds[:5])
-        raise UsageError(
-            f"Expected no open round, got {names}: start the server, pause its runs "
-            "(`fedloom run pause RUN`), wait until their rounds end, and stop the server."
-        )
-    if sites := ledger.rounds_with_bodies():
-        raise UsageError(
-            f"Expected no update in the object store, got those of {len(sites)} rounds: start the "
-            "server once, which deletes them, and stop it."
         )
 
 
@@ -207,8 +214,10 @@ def _ledger(state_dir: Path, config: ServerConfig) -> Iterator[Ledger]:
 
 
 @contextmanager
-def _storage(state_dir: Path, config: ServerConfig, ledger: Ledger) -> Iterator[StorageContext]:
-    storage = open_storage(state_dir, config, ledger, moving=True)
+def _storage(
+    state_dir: Path, config: ServerConfig, ledger: Ledger, *, is_target: bool = False
+) -> Iterator[StorageContext]:
+    storage = open_storage(state_dir, config, ledger, moving=True, is_target=is_target)
     try:
         yield storage
     finally:

@@ -1,0 +1,1 @@
+"""Devices that check in: they come when told, wait a while for a task, and leave."""

@@ -1,0 +1,1 @@
+"""Moves a stopped server to another database and another store, with its open rounds."""
