@@ -203,7 +203,7 @@ DEPLOYERS = [
     M("client run client.py:client --config idx", "No settings file idx/client.toml",
       "`fedloom client enroll` writes one"),
     M("client run client.py:client --config {state}/server.toml", "Unknown setting 'federation'",
-      "Known: budgets"),
+      "Known: attendance"),
     M("client run --config {device}/client.toml", "Expected either FILE.py:NAME", "--flower"),
     M("client config --config {device}/client.toml", "FEDLOOM_KEEP_WARM_S", "number",
       environment={"FEDLOOM_KEEP_WARM_S": "long"}),

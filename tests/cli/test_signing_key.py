@@ -12,7 +12,7 @@ from fedloom.server.pki.signing_key import FOLDER, SigningKey
 
 def test_rotated_key_is_trusted_by_holders_of_the_old_one(tmp_path):
     """The text prints the keys in groups of eight digits, JSON in hex."""
-    create(tmp_path, "ward", "127.0.0.1:0", "127.0.0.1:0", ())
+    create(tmp_path, "ward", (), fleet="127.0.0.1:0", enrolment="127.0.0.1:0")
     before = SigningKey(tmp_path / FOLDER, "ward").signer
     known = Verifier({before.public})
     words = ["server", "rotate-signing-key", "--dir", str(tmp_path)]

@@ -30,6 +30,7 @@ TWINS = {
     "POST /v1/api-tokens": "api-token create ci --scope viewer",
     "POST /v1/api-tokens/{token_id}/revoke": "api-token revoke {api_token} --yes",
     "POST /v1/client-groups": "client quarantine ward-1 ward-2 --yes",
+    "POST /v1/clients/{name}/devices": "client devices ward-1 3",
     "POST /v1/clients/{name}/drain": "client drain ward-1 --yes",
     "POST /v1/clients/{name}/labels": "client label ward-1 site=north floor-",
     "POST /v1/clients/{name}/note": "client note ward-1 camera",

@@ -76,5 +76,5 @@ def test_containers_name_the_version():
 
     for path in (ROOT / "deploy" / "kubernetes").glob("*.yaml"):
         images = re.findall(r"image: (?:&\S+ )?(fedloom-\S+)", path.read_text())
-        assert images
+        assert images or path.name == "replicas-autoscaling.yaml"
         assert all(image.endswith(f":{__version__}") for image in images)

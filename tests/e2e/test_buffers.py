@@ -1,60 +1,26 @@
 """Buffered asynchronous rounds, as seen by clients and operators."""
 
-import asyncio
-import threading
-
 import numpy as np
 import pytest
 
 from fedloom.protocol.errors import Code, Refusal, UsageError
+from fedloom.server.ledger import AcceptedUpdate
+from fedloom.server.ledger.replicas.gate_queues import AcceptedHere
 from fedloom.server.planning.spec import parse
-from fedloom.server.rounds import round_driver
 from fedloom.strategies import DELTA, Full, Partial, TensorSpec, weight_units
 from fedloom.strategies.staleness import discounted, staleness_weighting
 from support.agents import Adder, played, result, submit, until
+from support.stepped import COHORT, Stepped, hold_commits
 
 pytestmark = pytest.mark.e2e
 
 ZEROS = {"w": np.zeros(3, np.float32), "b": np.zeros(2, np.float64)}
-COHORT = {"mode": "buffered", "goal": 1, "concurrency": 2, "patience_s": 600.0}
-
-
-class Stepped(Adder):
-    """Trains as many times as the test allows, and counts its starts."""
-
-    def __init__(self, step=1.0, num_examples=1):
-        super().__init__(step, num_examples)
-        self.turns = threading.Semaphore(0)
-        self.begun = []
-
-    def train(self, params, task):
-        self.begun.append((task.round, float(params["b"][0])))
-        while not self.turns.acquire(timeout=0.01):
-            if task.should_stop():
-                break
-        return super().train(params, task)
-
-    def at(self, number):
-        """Whether it works on the model of this round."""
-        return bool(self.begun) and self.begun[-1][0] == number
 
 
 def spooled(federation):
     """The number of updates in the spool, without files kept for reuse."""
     names = [path.name for path in (federation.directory / "spool").iterdir()]
     return sum(not name.startswith("free-") for name in names)
-
-
-def hold_commits(monkeypatch):
-    """Block commits of full buffers until the returned event is set."""
-    may_commit, commit = asyncio.Event(), round_driver.commit
-
-    async def held(*args):
-        await may_commit.wait()
-        return await commit(*args)
-
-    monkeypatch.setattr(round_driver, "commit", held)
-    return may_commit
 
 
 def expected(spec, buffers, initial=ZEROS):
@@ -159,6 +125,38 @@ def test_many_clients_keep_the_concurrency_and_every_update_counts_once(tmp_path
         assert federation.spool_bytes() == sum(
             p.stat().st_blocks * 512 for p in (federation.directory / "spool").glob("free-*")
         )
+
+    played(tmp_path, scenario)
+
+
+def test_what_a_gate_has_accepted_counts_when_its_buffer_closes(tmp_path):
+    """The driver reads of it then, if nobody has told it; a late word counts in no other buffer."""
+
+    async def scenario(federation, agents):
+        names = ("slow", "fast", "third")
+        trained = {name: Stepped(1.0) for name in names}
+        for name, each in trained.items():
+            await agents.start(name, each)
+        cohort = {**COHORT, "goal": 2, "concurrency": 3}
+        run = await submit(federation, ZEROS, rounds=3, cohort=cohort)
+        await until(lambda: all(each.at(1) for each in trained.values()))
+        update = AcceptedUpdate(
+            run=run, round=1, client="slow", identity="?", file="", size_bytes=0, weight=1.0,
+            norm=0.0, training={}, evaluation={}, counts_in=1, gate="g",
+        )  # fmt: skip
+        assert federation.ledger.accept(update, 9)
+        for name in ("fast", "third"):
+            trained[name].turns.release()
+        await until(lambda: trained["fast"].at(2))
+        assert sorted(accepted(federation, run, 1)) == [(name, 1, 0) for name in sorted(names)]
+        driver = federation.server.runs.get(run).round
+        assert driver.engine.origin("slow") == 2, "it was free, and was asked again"
+        here = AcceptedHere(
+            run=run, round=1, client="slow", counted=1, staleness=0, file="", devices=None
+        )
+        driver.accepted(here, here.counted)
+        assert driver.engine.cohort.accepted == 0
+        assert driver.claims("slow")
 
     played(tmp_path, scenario)
 

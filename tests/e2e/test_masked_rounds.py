@@ -12,7 +12,10 @@ from fedloom.protocol.errors import Code, UsageError
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import SessionState
 from fedloom.server.fleet.upload_body import IncomingBody
+from fedloom.server.ledger.masking.bodies import MaskedUpload
+from fedloom.server.rounds.masking.driver import MaskedRoundDriver
 from fedloom.server.rounds.masking.exchange import Exchange
+from fedloom.server.storage.spool import write_footer
 from support import federation as wire
 from support.agents import result, submit, until
 from support.door import _Connection
@@ -90,6 +93,27 @@ def test_a_masked_round_gives_the_exact_sum_and_nothing_else(tmp_path):
     played(tmp_path, scenario)
 
 
+def test_sums_of_words_of_many_sessions_may_have_more_than_64_bits(tmp_path):
+    """Each session's fit 64 bits, as is checked at submit: the mean of all is right, too."""
+    most = 2.0**62 / 4 / 2**20 / 262_144 * 0.9
+
+    async def scenario(federation, devices):
+        for device in devices:
+            device.loss, device.weight = most, 262_144
+        bounds = {"group": 4, "phase_s": 30.0, "metrics": {"loss": most * 1.01}}
+        masking = MASKED["masking"] | bounds
+        cohort = MASKED["cohort"] | {"goal": 12, "quorum": 12, "patience_s": 30.0}
+        run = await submit(federation, ZEROS, **MASKED | {"masking": masking, "cohort": cohort})
+        started(devices)
+        row = await finished(federation, run)
+        assert row.state == "finished", row.reason
+        [found] = federation.ledger.list_rounds(run)
+        assert found.training["num_examples"] == 12 * 262_144
+        assert found.training["values"]["loss"] == pytest.approx(most, rel=1e-12)
+
+    played(tmp_path, scenario, count=12)
+
+
 def phases_of(federation, run, number=1):
     return {m.client: m.phase for m in federation.ledger.cohort(run, number)}
 
@@ -108,7 +132,7 @@ PHASES = [BODY, *late(SHARES, AGREEMENT, REVEAL)]
 
 def short(**masking):
     """Settings whose phases end soon."""
-    return MASKED | {"masking": MASKED["masking"] | {"phase_s": 1.0, "upload_s": 1.0} | masking}
+    return MASKED | {"masking": MASKED["masking"] | {"phase_s": 3.0, "upload_s": 3.0} | masking}
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -153,6 +177,63 @@ def test_a_body_whose_session_ends_while_it_is_synced_is_refused(tmp_path, monke
         await until(lambda: devices[2].answers)
         assert devices[2].answers[0].code is Code.ROUND_CLOSED
         assert not [p for p in (tmp_path / "spool").iterdir() if p.name.startswith(run)]
+
+    played(tmp_path, scenario)
+
+
+def test_a_body_that_is_not_the_accepted_one_is_not_added(tmp_path, monkeypatch):
+    """As if another upload of the member had replaced it: the round ends without a sum."""
+    fetch = MaskedRoundDriver._fetch_bodies
+
+    async def swapped(driver, of, members):
+        path = driver._context.spool.path(driver._body("d1"))
+        header = driver._context.spool.header(path.name)
+        header.crc32c ^= 1
+        with path.open("r+b") as file:
+            raw = header.SerializeToString(deterministic=True)
+            write_footer(file.fileno(), raw, header.size_bytes, header.size_bytes)
+        await fetch(driver, of, members)
+
+    monkeypatch.setattr(MaskedRoundDriver, "_fetch_bodies", swapped)
+
+    async def scenario(federation, devices):
+        run = await submit(federation, ZEROS, **MASKED)
+        started(devices)
+        ledger = federation.ledger
+        await until(lambda: [r.state for r in ledger.list_rounds(run)][:1] == ["abandoned"])
+        assert "Expected the body of d1 that was accepted" in ledger.list_rounds(run)[0].reason
+        assert {s.state for s in sessions_of(federation, run)} == {SessionState.ABANDONED}
+
+    played(tmp_path, scenario)
+
+
+def test_a_body_that_a_gate_tells_of_late_counts_for_the_threshold(tmp_path, monkeypatch):
+    """The row was there before the deadline of its session; its message waits in the queue."""
+    accept = MaskedRoundDriver.accept
+
+    async def accepted(driver, update):
+        if update.client != "d3":
+            return await accept(driver, update)
+        context, at = driver._context, driver._open_sessions[0].at
+        header = context.spool.header(update.file).SerializeToString(deterministic=True)
+        upload = MaskedUpload(at=at, client="d3", file=update.file, header=header)
+        return await context.in_ledger(context.ledger.accept_body, upload)
+
+    monkeypatch.setattr(MaskedRoundDriver, "accept", accepted)
+
+    async def scenario(federation, devices):
+        async def sealed(key):
+            return federation.ledger.accepted(*key)
+
+        federation.contexts.rounds.sealed = sealed
+        devices[4].stops = BODY
+        run = await submit(federation, ZEROS, **short(phase_s=20.0, upload_s=3.0))
+        started(devices)
+        row = await finished(federation, run)
+        assert row.state == "finished", row.reason
+        [only] = federation.ledger.list_rounds(run)
+        assert only.accepted == 4
+        check_model(federation, run, devices[:4])
 
     played(tmp_path, scenario)
 

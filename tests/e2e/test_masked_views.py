@@ -165,7 +165,7 @@ def test_who_leaves_three_sessions_running_is_drawn_last(tmp_path):
 
     async def scenario(federation, devices):
         devices[0].stops = BODY
-        spec = short(phase_s=1.0, upload_s=1.0)
+        spec = short(phase_s=3.0, upload_s=3.0)
         run = await submit(federation, ZEROS, **spec, rounds=100, seed=1)
         for device in devices:
             device.start()

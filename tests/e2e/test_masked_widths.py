@@ -19,7 +19,7 @@ from support.masked_widths import NARROW, RUN, device, mean_of, width_of
 
 pytestmark = pytest.mark.e2e
 
-SHORT = RUN | {"masking": RUN["masking"] | {"phase_s": 1.0, "upload_s": 1.0}}
+SHORT = RUN | {"masking": RUN["masking"] | {"phase_s": 3.0, "upload_s": 3.0}}
 LATE = RUN | {"masking": RUN["masking"] | {"phase_s": 20.0, "upload_s": 4.0}}
 """For one body that never comes."""
 OTHER = {"weight": ((2, 5), (0, 7))}

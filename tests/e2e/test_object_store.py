@@ -7,20 +7,18 @@ and keys alone. The ledger is elsewhere, as on a database server.
 import shutil
 import time
 
-import numpy as np
 import pytest
 
-from fedloom.protocol.tensors.container import write_file
 from fedloom.server.ledger.tables import refusals, spool_objects, updates
 from fedloom.server.storage.objects.interface import Objects
 from fedloom.server.storage.objects.opening import open_objects
 from fedloom.server.storage.objects.parts import PART_BYTES, get_file, part_names
 from fedloom.server.store_url import StoreUrl
 from support.contexts import rows_of
-from support.object_store import CREDENTIALS, FaultProxy, S3Server
+from support.object_store import CREDENTIALS, FaultProxy
 from support.site_servers import RUN_SEED, Cluster, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.usefixtures("credentials")]
 
 DEVICES = ["ward.one", "ward.two", "ward.three", "ward.four", "ward.five"]
 KEYS = ("server.toml", "pki", "signing")
@@ -38,36 +36,6 @@ def spec(**changes):
         "train": {"epochs": 1, "batch_size": 8, "learning_rate": 0.1},
         **changes,
     }
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    server = S3Server(tmp_path_factory.mktemp("s3") / "log")
-    yield server
-    server.close()
-
-
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch):
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A file of an initial model, of two parts."""
-    rng, path = np.random.default_rng(3), tmp_path_factory.mktemp("model") / "model.safetensors"
-    arrays = {"w": rng.normal(0, 1, (2_200_000,)), "b": rng.normal(0, 1, (3, 5))}
-    write_file(path, {name: array.astype(np.float32) for name, array in arrays.items()})
-    assert path.stat().st_size > PART_BYTES
-    return path
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    made = Cluster(tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -133,13 +101,13 @@ class Stored:
 
 
 @pytest.fixture(scope="module")
-def in_files(model, tmp_path_factory):
+def in_files(large_model, tmp_path_factory):
     """The last model of a server whose models are files."""
     cluster = Cluster(tmp_path_factory.mktemp("files"))
     try:
         server = cluster.server("files").start()
         cluster.start_devices(server, DEVICES)
-        return server.model(server.ended(server.submit(spec(), model)).model)
+        return server.model(server.ended(server.submit(spec(), large_model)).model)
     finally:
         cluster.close()
 
@@ -150,12 +118,12 @@ def check_nothing_is_lost(server, run, accepted):
     assert sorted(accepted) == sorted((n, name) for n in (1, 2, 3, 4) for name in DEVICES)
 
 
-def test_the_model_has_the_bytes_of_a_server_with_files(cluster, s3, model, in_files):
+def test_the_model_has_the_bytes_of_a_server_with_files(cluster, s3, large_model, in_files):
     """And the store has what the ledger names, and nothing else, when the run is over."""
     stored = Stored(cluster, s3)
     server = stored.server.start()
     cluster.start_devices(server, DEVICES)
-    row = server.ended(server.submit(spec(), model))
+    row = server.ended(server.submit(spec(), large_model))
     assert stored.model(row.model) == in_files
     assert server.model(row.model) == in_files  # the copy
     wait_until(lambda: stored.names() == stored.named(), "objects of ended rounds are deleted")
@@ -169,13 +137,13 @@ def test_the_model_has_the_bytes_of_a_server_with_files(cluster, s3, model, in_f
     ["store.part:5", "upload.synced:4", "accept.after:4", "fold.after:3", "round.closing:2",
      "store.model:3", "commit.stored:2", "commit.ledger:2"],
 )  # fmt: skip
-def test_a_lost_machine_loses_nothing(cluster, s3, model, in_files, place):
+def test_a_lost_machine_loses_nothing(cluster, s3, large_model, in_files, place):
     """Its server is killed, another machine continues: the same rows, and the same bytes."""
     stored = Stored(cluster, s3)
     server = stored.server.start()
     # Before it may die, as devices enrol at it.
     configs = cluster.enrol(server, DEVICES)
-    digest = server.upload(model)
+    digest = server.upload(large_model)
     server.stop()
     server.start(place)
     cluster.run_devices(server, configs)
@@ -191,12 +159,14 @@ def test_a_lost_machine_loses_nothing(cluster, s3, model, in_files, place):
     check_nothing_is_lost(server, run, after)
 
 
-def test_an_upload_is_resumed_after_its_last_part_by_another_machine(cluster, s3, proxy, model):
+def test_an_upload_is_resumed_after_its_last_part_by_another_machine(
+    cluster, s3, proxy, large_model
+):
     """The first part is put once: the device sends the rest alone."""
     stored = Stored(cluster, s3, proxy.endpoint)
     server = stored.server.start()
     configs = cluster.enrol(server, DEVICES[:1])
-    digest = server.upload(model)
+    digest = server.upload(large_model)
     server.stop()
     server.start("store.part:2")
     cluster.run_devices(server, configs)
@@ -213,13 +183,13 @@ def test_an_upload_is_resumed_after_its_last_part_by_another_machine(cluster, s3
     assert f"continues after {PART_BYTES} bytes" in server.log()
 
 
-def test_faults_of_the_store_lose_nothing(cluster, s3, proxy, model, in_files):
+def test_faults_of_the_store_lose_nothing(cluster, s3, proxy, large_model, in_files):
     """One request in ten fails, some are slow, some are cut; then nothing works for a while."""
     proxy.error_rate, proxy.slow_rate, proxy.cut_rate = 0.1, 0.05, 0.05
     stored = Stored(cluster, s3, proxy.endpoint)
     server = stored.server.start()
     cluster.start_devices(server, DEVICES)
-    run = server.submit(spec(), model)
+    run = server.submit(spec(), large_model)
     for number in (1, 2):
         wait_until(lambda n=number: _accepted_in(stored, n), f"an update of round {number}")
         proxy.is_down = True
@@ -239,12 +209,12 @@ def _accepted_in(stored, number):
     return any(key[0] == number for key in stored.accepted())
 
 
-def test_a_corrupted_body_is_never_folded(cluster, s3, proxy, model, in_files):
+def test_a_corrupted_body_is_never_folded(cluster, s3, proxy, large_model, in_files):
     """The round waits until its object is as it was written."""
     stored = Stored(cluster, s3, proxy.endpoint)
     server = stored.server.start()
     configs = cluster.enrol(server, DEVICES)
-    digest = server.upload(model)
+    digest = server.upload(large_model)
     server.stop()
     server.start("accept.after:3")
     cluster.run_devices(server, configs)

@@ -1,12 +1,13 @@
 """Data that must survive a power loss is synced before it is acknowledged."""
 
+import errno
 import os
 from pathlib import Path
 
+import grpc
 import pytest
 
 from fedloom.server.ledger import Ledger, updates
-from fedloom.server.storage.spool import SpoolFile
 
 pytestmark = pytest.mark.e2e
 
@@ -22,16 +23,58 @@ def noting(monkeypatch, order, owner, name, what):
     monkeypatch.setattr(owner, name, noted)
 
 
+def noting_syncs(monkeypatch, order, folder):
+    """Record each sync of the folder, and of a file in it: its name."""
+    for call in ("fdatasync", "fsync"):
+        real = getattr(os, call)
+
+        def noted(handle, real=real):
+            path = Path(f"/proc/self/fd/{handle}").readlink()
+            if folder in (path, path.parent):
+                order.append(path.name)
+            return real(handle)
+
+        monkeypatch.setattr(os, call, noted)
+
+
 def test_an_update_is_synced_before_it_counts(runner, arena, monkeypatch):
-    """A repeat changes nothing."""
-    order = []
-    noting(monkeypatch, order, SpoolFile, "sync", "synced")
-    noting(monkeypatch, order, updates, "_accept", "accepted")
+    """With its name in the folder: the file may be new, or another update's before."""
+    order, spool = [], arena.federation.contexts.spool.path("x").parent
+    noting_syncs(monkeypatch, order, spool)
+    noting(monkeypatch, order, updates, "accept_in", "accepted")
 
     async def main():
         async with arena.open_round() as opened:
             await opened.send("alice", opened.honest("alice"))
-            assert order == ["synced", "accepted"]
+            number = opened.offers["alice"].key.round
+            assert order[:3] == [f"{opened.run}.{number}.alice", spool.name, "accepted"]
+            assert await opened.finish() == arena.digest
+
+    runner.run(main())
+
+
+def test_an_update_whose_sync_failed_is_sent_again(runner, arena, monkeypatch):
+    """All of it: the system reports a failed write once, and the next sync succeeds without it."""
+    failed, real = [], os.fdatasync
+
+    def fdatasync(handle):
+        name = Path(f"/proc/self/fd/{handle}").readlink().name
+        if name.endswith(".alice") and not failed:
+            failed.append(name)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(handle)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+
+    async def main():
+        async with arena.open_round() as opened:
+            first = await opened.send("alice", opened.honest("alice"))
+            assert failed
+            assert first.status is grpc.StatusCode.UNAVAILABLE, first
+            again = await opened.send("alice", opened.honest("alice"))
+            proceed, accepted = again.replies
+            assert proceed.proceed.offset == 0
+            assert not accepted.accepted.repeated
             assert await opened.finish() == arena.digest
 
     runner.run(main())

@@ -60,9 +60,12 @@ def test_download_that_timed_out_leaves_no_traceback(
     caplog.set_level(logging.WARNING)
     write_file(tmp_path / "model", {"w": np.zeros(8_000_000, np.float32)})
 
+    async def offers(_digest):
+        return True
+
     async def scene():
         digest = federation.contexts.models.add(tmp_path / "model")
-        monkeypatch.setattr(federation.server.runs, "sends", lambda _: True)
+        monkeypatch.setattr(federation.server.runs, "offers", offers)
         request = fleet_pb2.DownloadRequest(digest=digest).SerializeToString()
         channel = federation.channel(federation.enrol("sleeper"))
         calls = [channel.unary_stream(methods.DOWNLOAD)(request) for _ in range(4)]

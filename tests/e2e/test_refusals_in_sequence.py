@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from fedloom.protocol.errors import Code
 from fedloom.protocol.transport.status import grpc_status
@@ -234,8 +235,9 @@ def test_repeat_is_acknowledged_and_counts_once(runner, arena, caplog):
             assert await opened.finish() == digest_of(arena, ALL)
             later = await opened.send("mallory", forged)
             assert later.replies[0].accepted.repeated
-            accepted = arena.federation.ledger.accepted(opened.run, 1)
-            assert sorted(row.client for row in accepted) == sorted(ALL)
+            ledger = arena.federation.ledger
+            assert sorted(row.client for row in ledger.accepted(opened.run, 1)) == sorted(ALL)
+            assert ledger.find_update(opened.run, 1, "mallory").repeats == 2
         assert not arena.federation.refusals(opened.run)
 
     runner.run(scene())
@@ -415,5 +417,31 @@ def test_strategy_that_raises_fails_only_its_round(runner, arena, caplog, monkey
             opened.offers = {n: await s.offer_of(opened.run) for n, s in arena.streams.items()}
             assert {offer.key.round for offer in opened.offers.values()} == {2}
             assert await opened.finish() == arena.digest
+
+    runner.run(scene())
+
+
+@pytest.mark.long
+def test_an_update_whose_commit_was_not_answered_counts(runner, arena, monkeypatch):
+    """The database has it, and its client does not repeat it: the round does not wait for it."""
+
+    async def scene():
+        async with arena.open_round() as opened:
+            accepting = arena.federation.server.context.rounds.accept
+            accept = accepting._do
+
+            def unanswered(items):
+                accept(items)
+                monkeypatch.setattr(accepting, "_do", accept)
+                raise OperationalError("COMMIT", {}, Exception("the connection is lost"))
+
+            monkeypatch.setattr(accepting, "_do", unanswered)
+            first = await opened.send("mallory", opened.honest("mallory"))
+            assert kinds(first) == ["proceed"]
+            for name in GOOD:
+                await opened.send(name, opened.honest(name))
+            ledger = arena.federation.ledger
+            await until(lambda: ledger.run(opened.run).state == "finished")
+            assert ledger.run(opened.run).model == digest_of(arena, ALL)
 
     runner.run(scene())

@@ -221,3 +221,19 @@ def test_sites_follow_a_rollback_of_a_run_that_had_ended(cluster, model):
         assert server.ended(run).committed == 3
         found = [r.state if r.undone_at is None else "undone" for r in server.rounds(run)]
         assert found == ["committed", "undone", "undone", "committed", "committed"]
+
+
+def test_the_deadline_of_a_site_counts_from_the_offer(cluster, model):
+    """A download that takes longer than the margin does not move it past the parent's."""
+    parent = cluster.server("parent").start()
+    site = cluster.server("north")
+    site.upstream = parent.enrol("north", devices=2)
+    slow = site.upstream.read_text().replace("[budgets]", "[budgets]\ndownload_mbit_s = 0.5")
+    site.upstream.write_text(slow)
+    cluster.start_devices(site.start(), SITES["north"], "north")
+    wait_until(lambda: parent.online() == 1, "the site attends")
+    few = {"goal": 2, "quorum": 2, "deadline_s": 20.0}
+    run = parent.submit(spec(rounds=1, evaluate=False, cohort=few), model)
+    wait_until(lambda: site.ledger(lambda ledger: ledger.list_rounds(run)), "the round is held")
+    [its], [ours] = site.rounds(run), parent.rounds(run)
+    assert its.deadline_at < ours.deadline_at

@@ -16,15 +16,15 @@ def test_a_file_is_written_and_replaced_without_temporary_files(tmp_path):
         assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_durable_file_is_synced_before_its_rename(tmp_path, monkeypatch):
-    """Otherwise the name could exist without the bytes."""
+def test_a_durable_file_is_synced_before_its_rename_and_its_folder_after_it(tmp_path, monkeypatch):
+    """Otherwise the name could exist without the bytes, or not at all."""
     path, synced = tmp_path / "file", []
     monkeypatch.setattr("os.fsync", lambda _: synced.append(path.exists()))
     write_whole(path, "in a moment")
     assert synced == []
     path.unlink()
     write_whole(path, "for good", sync=True)
-    assert synced == [False]
+    assert synced == [False, True]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])

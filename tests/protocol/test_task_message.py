@@ -110,6 +110,7 @@ tasks = st.builds(
         metrics=st.dictionaries(st.text(), numbers),
         max_examples=counts,
         session_s=numbers,
+        site=st.text(),
     ),
 )
 

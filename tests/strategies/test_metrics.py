@@ -218,6 +218,13 @@ def test_disabled_metrics_are_not_computed():
         ({"quantiles": [0.5, 1.5]}, ValueError, "quantiles from 0 to 1"),
         ({"quantiles": [0.9, 0.1]}, ValueError, "ascending"),
         ({"bins": -1}, ValueError, "bins >= 0"),
+        ({"edges": [0, 1]}, TypeError, "edges by metric"),
+        ({"edges": {"loss": 3}}, TypeError, "edges.loss as a list"),
+        ({"edges": {"loss": [0, "a"]}}, TypeError, "edges.loss"),
+        ({"edges": {"loss": [0]}}, ValueError, "edges.loss as two or more"),
+        ({"edges": {"loss": [1, 1]}}, ValueError, "ascending"),
+        ({"edges": {"loss": range(1020), "top1": range(5)}}, ValueError, "got 1025"),
+        ({"edges": {"loss": [0, float("inf")]}}, ValueError, "edges.loss"),
     ],
 )
 def test_invalid_settings_are_refused(settings, error, message):

@@ -236,15 +236,16 @@ def expected_model(initial, rounds, aggregation, strategy=None):
     return params
 
 
-def replayed_model(initial, rounds, buffers):
+def replayed_model(initial, settings, buffers, seed_name=str):
     """The model that the algebra makes of what a ledger says: who, on which model, how stale.
 
     Args:
         initial: model.
-        rounds: of the run.
+        settings: of the run.
         buffers: for each, (client, round of its task, staleness) of the updates in it.
+        seed_name: of a client, the name from which it draws.
     """
-    run = parse(spec(rounds, {"name": "mean"}, buffered=True))
+    run = parse(settings)
     weighting = run.buffer_config().staleness
     specs = {(DELTA, n): TensorSpec(shape=a.shape, dtype=a.dtype) for n, a in initial.items()}
     strategy = run.build_strategy()
@@ -252,8 +253,9 @@ def replayed_model(initial, rounds, buffers):
     for number, updates in enumerate(buffers, 1):
         partial = Partial(specs, run.exponent())
         for client, origin, staleness in updates:
-            seed, base = task_seed(run.seed, origin, client), models[origin]
+            seed, base = task_seed(run.seed, origin, seed_name(client)), models[origin]
             units = weight_units(1 + seed % 1000)
+            assert staleness == number - origin
             for name, value in local_step(base, seed).items():
                 delta = np.subtract(value, base[name], dtype=np.float32)
                 counted = discounted(units, weighting(staleness))
@@ -466,7 +468,7 @@ class CrashTest:
         got = storage.models.params(model)
         storage.close()
         if self.buffered:
-            wanted = replayed_model(self.initial, self.rounds, buffers)
+            wanted = replayed_model(self.initial, self.spec(), buffers)
         elif self.private:
             wanted = private_model(self.initial, self.rounds)
         else:

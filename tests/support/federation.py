@@ -191,13 +191,15 @@ async def _upload(channel, header, chunks):
 class Attendance:
     """A client's live stream: its offers are queued until it ends."""
 
-    def __init__(self, channel, name):
+    def __init__(self, channel, name, *, check_in=False):
         self.name = name
+        self.check_in = check_in
         self.channel = channel
         self.offers = asyncio.Queue()
         self.signed = []
         self.withdrawn = asyncio.Queue()
         self.verdicts = asyncio.Queue()
+        self.goodbyes = asyncio.Queue()
         self._call = channel.stream_stream(
             methods.ATTEND,
             request_serializer=fleet_pb2.ClientMessage.SerializeToString,
@@ -208,7 +210,10 @@ class Attendance:
     async def begin(self):
         self.nonce = secrets.token_bytes(NONCE_BYTES)
         hello = fleet_pb2.Hello(
-            protocol_versions=PROTOCOL_VERSIONS, client=self.name, nonce=self.nonce
+            protocol_versions=PROTOCOL_VERSIONS,
+            client=self.name,
+            nonce=self.nonce,
+            check_in=self.check_in,
         )
         await self._call.write(fleet_pb2.ClientMessage(hello=hello))
         async with asyncio.timeout(PATIENCE_S):
@@ -234,6 +239,8 @@ class Attendance:
                         self.withdrawn.put_nowait(message.withdraw)
                     case "site":
                         self.verdicts.put_nowait(message.site)
+                    case "goodbye":
+                        self.goodbyes.put_nowait(message.goodbye)
                     case kind:
                         raise AssertionError(kind)
 
@@ -338,9 +345,9 @@ class Federation:
         self._channels.append(channel)
         return channel
 
-    async def attend(self, identity):
+    async def attend(self, identity, *, check_in=False):
         """A live stream of a client."""
-        attendance = Attendance(self.channel(identity), identity.name)
+        attendance = Attendance(self.channel(identity), identity.name, check_in=check_in)
         self._attending.append(attendance)
         return await attendance.begin()
 

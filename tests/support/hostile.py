@@ -110,7 +110,7 @@ class Scene:
         path.write_bytes(raw)
         digest = hashlib.sha256(raw).hexdigest()
         path.replace(self.federation.contexts.models.path(digest))
-        self.federation.server.runs.sends = lambda _: True
+        self.federation.server.runs.offers = _offers_all
         return digest
 
     async def run(self, model="", **settings):
@@ -155,13 +155,13 @@ class Scene:
 async def scene(federation, directory, name, client=None):
     """An agent that is connected to a server under the test's control."""
     agents = Agents(federation, directory)
-    own, sends = federation.contexts.signing, federation.server.runs.sends
+    own, offers = federation.contexts.signing, federation.server.runs.offers
     try:
         await agents.start(name, client or Adder())
         yield Scene(federation, agents, name)
     finally:
         federation.contexts.signing = own
-        federation.server.runs.sends = sends
+        federation.server.runs.offers = offers
         await agents.stop()
         for run in federation.ledger.list_runs(("running", "paused")):
             await federation.server.runs.command(run.id, "stop")
@@ -171,3 +171,8 @@ async def scene(federation, directory, name, client=None):
 def thief():
     """A key without an endorsement."""
     return Signer.new()
+
+
+async def _offers_all(_digest):
+    """That an open round offers every file."""
+    return True

@@ -53,6 +53,7 @@ class Device:
         name: of the device; it is enrolled.
         update: tensor → the difference that it sends.
         weight: of its update, and its number of examples.
+        loss: that it had in training.
         slices: tensor → the ranges that the difference covers; the others are whole.
 
     Attributes:
@@ -62,8 +63,11 @@ class Device:
         refusals: why its member refused a step.
     """
 
-    def __init__(self, federation, name, update, *, weight=1, identity=None, slices=None):
+    def __init__(
+        self, federation, name, update, *, weight=1, loss=0.25, identity=None, slices=None
+    ):
         self.federation, self.name, self.update, self.weight = federation, name, update, weight
+        self.loss = loss
         self.slices = {("delta", tensor): Slice(each) for tensor, each in (slices or {}).items()}
         self.identity = identity or federation.enrol(name)
         self.stops, self.twists = None, {}
@@ -211,7 +215,7 @@ class Device:
         task = from_message(self.task)
         words = words_of(task)
         reports = {
-            "training": (self.weight, {"loss": 0.25}),
+            "training": (self.weight, {"loss": self.loss}),
             "evaluation": (self.weight, {"loss": 0.5}),
         }
         said = words.of(float(self.weight), reports)
@@ -230,18 +234,22 @@ class Device:
         if self._stopped(BODY):
             return None
         raw = self.body.tobytes()
-        self.header = self.header or fleet_pb2.UpdateHeader(
-            task=self.task.key, client=self.name, model_digest=self.task.model.digest,
-            size_bytes=len(raw), crc32c=crc32c(raw), masking_session=self.member.roster.sid,
-            parts=to_parts(self.slices) if self.task.kind == fleet_pb2.TASK_KIND_TRAIN else (),
-        )  # fmt: skip
-        header = self.twists.get("header", lambda h: h)(self.header)
+        header = self.twists.get("header", lambda h: h)(self.described(raw))
         raw = self.twists.get(BODY, lambda b: b)(raw)
         chunks = [raw[i : i + 4096] for i in range(0, len(raw), 4096)]
         answer = await wire.upload(self._channel, header, chunks)
         self.said.append(BODY)
         self.answers.append(answer)
         return answer
+
+    def described(self, raw):
+        """The header of a masked body, which it makes once."""
+        self.header = self.header or fleet_pb2.UpdateHeader(
+            task=self.task.key, client=self.name, model_digest=self.task.model.digest,
+            size_bytes=len(raw), crc32c=crc32c(raw), masking_session=self.member.roster.sid,
+            parts=to_parts(self.slices) if self.task.kind == fleet_pb2.TASK_KIND_TRAIN else (),
+        )  # fmt: skip
+        return self.header
 
     async def _survivors(self, step):
         masked = masking.from_bitmap(step.survivors, self.member.roster.size)

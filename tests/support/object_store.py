@@ -3,24 +3,17 @@
 import http.client
 import random
 import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from cluster import object_store
 from support.patience import PATIENCE_S
 from support.ports import steady_port
 
-BUCKET = "models-and-updates"
-CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "loopback",
-    "AWS_SECRET_ACCESS_KEY": "a-secret-of-tests",
-    "AWS_REGION": "us-east-1",
-}
-"""What a server that uses the store has in its environment."""
+CREDENTIALS = object_store.CREDENTIALS
 
 
 class S3Server:
@@ -31,14 +24,14 @@ class S3Server:
 
     def __init__(self, log):
         self.port = steady_port()
-        self.endpoint = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        self.endpoint = object_store.endpoint(self.port)
         with Path(log).open("w") as file:
+            command = object_store.command(self.port)
             self._process = subprocess.Popen(command, stdout=file, stderr=file)
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                self.request("PUT", BUCKET)
+                self.request("PUT", object_store.BUCKET)
             except OSError:
                 assert time.monotonic() < deadline, Path(log).read_text()
                 time.sleep(0.05)
@@ -47,13 +40,11 @@ class S3Server:
 
     def request(self, method, path, data=None):
         """The body of a reply; the server asks for no credentials."""
-        asked = urllib.request.Request(f"{self.endpoint}/{path}", data, method=method)
-        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as reply:
-            return reply.read()
+        return object_store.request(self.port, method, path, data)
 
     def url(self, prefix="", endpoint=""):
         """The setting `store`."""
-        return f"s3://{BUCKET}/{prefix}?endpoint={endpoint or self.endpoint}"
+        return object_store.url(endpoint or self.endpoint, prefix)
 
     def close(self):
         self._process.kill()

@@ -32,3 +32,8 @@ def steady_port():
             continue
         _given[port] = claim
         return port
+
+
+def port_block():
+    """The first of 40 ports that `steady_port` does not give."""
+    return 10_000 + 40 * (steady_port() % 200)

@@ -1,6 +1,5 @@
 """A PostgreSQL server of one's own, as processes on loopback."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -11,42 +10,40 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from cluster import postgresql
 from support.patience import PATIENCE_S
 from support.ports import steady_port
+from support.site_servers import wait_until
 
-USER = "postgres"
-"""Whom the server runs as where this process is root's: it refuses root."""
-
-
-def programs():
-    """The folder of PostgreSQL's programs; None where it is not installed."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if found:
-        return found[-1].parent
-    path = shutil.which("initdb")
-    return None if path is None else Path(path).parent
+STANDBY = "standby"
+"""The name of a standby at its primary."""
 
 
 class PostgreSQL:
-    """A server with an empty database; ended by `close`."""
+    """A server with an empty database; ended by `close`.
 
-    def __init__(self):
-        where = programs()
-        if where is None:
+    Args:
+        primary: whose standby it is; None for a server of its own.
+    """
+
+    def __init__(self, primary=None):
+        if postgresql.programs() is None:
             pytest.skip("PostgreSQL is not installed")
-        self._bin, self.port = where, steady_port()
-        # Not in pytest's folders, which USER may not enter.
+        self.port = steady_port()
+        # Not in pytest's folders, which the server's user may not enter.
         self._folder = Path(tempfile.mkdtemp(prefix="fedloom-postgresql-"))
+        self._folder.chmod(0o711)
         self._data, self._log = self._folder / "data", self._folder / "log"
-        self._as = {"user": USER, "group": USER, "extra_groups": []} if os.getuid() == 0 else {}
-        if self._as:
-            shutil.chown(self._folder, USER, USER)
-        self._run("initdb", "-D", self._data, "-A", "trust", "-U", USER, "--no-sync")
+        if primary is None:
+            postgresql.create(self._data)
+        else:
+            postgresql.copy(self._data, primary.port, STANDBY)
+        self._process = None
         self.start()
 
     def url(self, name="postgres"):
         """The setting `database`."""
-        return f"postgresql+psycopg://{USER}@127.0.0.1:{self.port}/{name}"
+        return postgresql.url(self.port, name)
 
     def create(self, name):
         """The setting `database` for a new database."""
@@ -54,27 +51,34 @@ class PostgreSQL:
         return self.url(name)
 
     def start(self):
-        """Start it; return when it answers."""
-        options = {"port": self.port, "listen_addresses": "127.0.0.1", "max_connections": 100}
-        settings = [f"-c{name}={value}" for name, value in options.items()]
-        command = [self._bin / "postgres", "-D", self._data, "-k", self._data, *settings]
+        """Start it, if it does not run; return when it answers."""
+        if self._process is not None and self._process.poll() is None:
+            return
         with self._log.open("a") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, **self._as)
+            command = postgresql.command(self._data, self.port)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + PATIENCE_S
-        while self._answers() != 0:
+        while not postgresql.answers(self.port):
             assert time.monotonic() < deadline, self._log.read_text()
             time.sleep(0.05)
 
-    def _answers(self):
-        command = [self._bin / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)]
-        return subprocess.run(command, check=False).returncode
+    def standby(self):
+        """A synchronous standby: each commit waits for it."""
+        made = PostgreSQL(self)
+        self.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{STANDBY}'")
+        self.execute("SELECT pg_reload_conf()")
+        synced = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
+        wait_until(lambda: self.execute(synced), "commits wait for the standby")
+        return made
 
-    def _run(self, program, *arguments):
-        done = subprocess.run(
-            [self._bin / program, *arguments], capture_output=True, text=True, check=False,
-            **self._as,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
+    def promote(self):
+        """Let a standby become the primary."""
+        postgresql.promote(self._data)
+
+    def waiting(self):
+        """The process ids of sessions whose commits wait for the standby."""
+        found = self.execute("SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+        return [pid for (pid,) in found]
 
     def execute(self, statement, name="postgres"):
         """Run a statement in a database; its rows."""
@@ -84,7 +88,7 @@ class PostgreSQL:
             return done.fetchall() if done.description else []
 
     def stop(self, how=signal.SIGINT):
-        """End it: SIGINT cuts the connections, SIGQUIT is as a crash."""
+        """End it, if it runs: SIGINT cuts the connections, SIGQUIT is as a crash."""
         self._process.send_signal(how)
         self._process.wait(PATIENCE_S)
 

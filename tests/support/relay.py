@@ -41,7 +41,7 @@ class Relay:
         self._live = {}
         self._loop = asyncio.new_event_loop()
         self._up = threading.Event()
-        self._done = asyncio.Event()
+        self._done, self._resumed = asyncio.Event(), asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._main(),))
 
     def __enter__(self):
@@ -60,7 +60,8 @@ class Relay:
         Args:
             direction: "up" or "down".
             size_bytes: to pass before.
-            how: "reset"; "silent", nothing passes any more; "mute", nothing comes from the server.
+            how: "reset"; "silent", nothing passes any more; "mute", nothing comes from the server;
+                "hold", nothing passes in this direction of the connection until `resume`.
         """
         self._cut = (direction, self.passed[direction] + size_bytes, how)
 
@@ -72,6 +73,10 @@ class Relay:
     def cut(self, how="reset"):
         """Break all connections now."""
         self._loop.call_soon_threadsafe(self._break, how)
+
+    def resume(self):
+        """Pass on what is held."""
+        self._loop.call_soon_threadsafe(self._resumed.set)
 
     def refuse(self, refusing=True):
         """Reset new connections at once, or accept them again."""
@@ -136,7 +141,10 @@ class Relay:
                 await writer.drain()
                 if self._cut is not None and (direction, self.passed[direction]) == self._cut[:2]:
                     how, self._cut = self._cut[2], None
-                    self._break(how)
+                    if how == "hold":
+                        await self._resumed.wait()
+                    else:
+                        self._break(how)
                     writer.write(block[kept:])
             if direction not in silenced:
                 writer.write_eof()

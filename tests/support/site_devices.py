@@ -20,8 +20,13 @@ from fedloom.client import Agent, Client
 from fedloom.client.config import load
 from fedloom.protocol.task_description import task_seed
 
+log = logging.getLogger(__name__)
+
 STUCK = "FEDLOOM_TEST_STUCK"
 """Number of the round in which all devices train for an hour; in the environment."""
+
+PAUSE = "FEDLOOM_TEST_PAUSE"
+"""Seconds for which each device trains in any other round; likewise."""
 
 
 class SeededDevice(Client):
@@ -42,8 +47,10 @@ class SeededDevice(Client):
         return seed
 
     def train(self, params, task):
+        log.info("%s trains in round %d", self.name, task.round)
         if str(task.round) == os.environ.get(STUCK):
             time.sleep(3600.0)
+        time.sleep(float(os.environ.get(PAUSE, "0")))
         seed = self.seed(task)
         return local_step(params, seed), 1 + seed % 1000, {"loss": (seed % 997) / 7}
 
@@ -63,5 +70,5 @@ async def main(run_seed, site, paths):
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(created).3f %(name)s %(message)s")
     asyncio.run(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -1,17 +1,22 @@
 """Servers, sites and devices as processes of their own, on loopback with their certificates."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
 
 from fedloom.cli.connection.api_client import Control
 from fedloom.client.identity.enrol import enrol
-from fedloom.protocol.tensors.container import read_params
+from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.server import config as server_config
 from fedloom.server.ledger import Ledger
 from fedloom.server.pki.authority import Authority
@@ -31,6 +36,13 @@ def wait_until(holds, what):
     return found
 
 
+def write_model(path, size):
+    """Write an initial model of about so many values."""
+    rng = np.random.default_rng(3)
+    arrays = {"w": rng.normal(0, 1, (size,)), "b": rng.normal(0, 1, (3, 5))}
+    write_file(path, {name: array.astype(np.float32) for name, array in arrays.items()})
+
+
 class ServerProcess:
     """A server as a process of the command line.
 
@@ -38,18 +50,26 @@ class ServerProcess:
         directory: for its state, its log and the settings of its clients.
         name: of its folder.
         settings: of the server, beside its addresses.
+
+    Attributes:
+        constants: of the product, by dotted name, that have another value in this process.
+        sources: PYTHONPATH of other sources of fedloom, with which it runs; empty for this one's.
+        environment: variables of the process, beside those of this one.
     """
+
+    constants: Mapping[str, float] = MappingProxyType({})
+    environment: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, directory, name, **settings):
         self.name, self.state = name, directory / name
         self.upstream = None
+        self.sources = ""
         self.state.mkdir()
         self._ready, self._log = directory / f"{name}.ready", directory / f"{name}.log"
         self.settings = settings = server_config.ServerConfig(
             fleet=f"127.0.0.1:{steady_port()}",
             enrolment=f"127.0.0.1:{steady_port()}",
-            console="",
-            **settings,
+            **{"console": "", **settings},
         )
         self.enrolment = settings.enrolment
         server_config.write(self.state, settings)
@@ -65,12 +85,20 @@ class ServerProcess:
     def launch(self, kill):
         """Start it, to be killed at a crash point, perhaps before it listens."""
         self._ready.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "fedloom.cli.main", "server", "run"]
+        command = [sys.executable, *self.program, "server", "run"]
         command += ["--dir", str(self.state), "--ready", str(self._ready)]
         command += ["--upstream", str(self.upstream)] if self.upstream else []
         with self._log.open("a") as log:
-            environment = {**os.environ, "FEDLOOM_KILL": kill}
+            environment = {**os.environ, **self.environment, "FEDLOOM_KILL": kill}
+            if self.sources:
+                environment["PYTHONPATH"] = self.sources
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+    @property
+    def program(self):
+        if not self.constants:
+            return ["-m", "fedloom.cli.main"]
+        return [str(Path(__file__).with_name("other_constants.py")), json.dumps({**self.constants})]
 
     def _listens(self):
         assert self.process.poll() is None, self.log()
@@ -147,19 +175,24 @@ class ServerProcess:
 
 
 class Cluster:
-    """A parent with sites, or a server without; ended by `close`."""
+    """A parent with sites, or a server without; ended by `close`.
 
-    def __init__(self, directory):
-        self.directory = directory
+    Args:
+        directory: for all of their files.
+        script: of their devices.
+    """
+
+    def __init__(self, directory, script="site_devices.py"):
+        self.directory, self.script = directory, script
         self.servers, self.devices = {}, []
 
     def server(self, name, **settings):
         self.servers[name] = ServerProcess(self.directory, name, **settings)
         return self.servers[name]
 
-    def site(self, parent, name, devices, *, kill="", names=False):
+    def site(self, parent, name, devices, *, kill="", names=False, **settings):
         """A running site of a parent, registered for so many devices; they are not started."""
-        made = self.server(name, name_devices=names)
+        made = self.server(name, name_devices=names, **settings)
         made.upstream = parent.enrol(name, devices=devices)
         return made.start(kill)
 
@@ -172,12 +205,16 @@ class Cluster:
         """The settings of new devices."""
         return [str(server.enrol(name)) for name in names]
 
-    def run_devices(self, server, configs, site="-", stuck=0):
-        """Start devices in one process, which train for an hour in one round; the process."""
-        script = str(Path(__file__).with_name("site_devices.py"))
+    def run_devices(self, server, configs, site="-", stuck=0, pause_s=0.0):
+        """Start devices in one process, which train for an hour in one round; the process.
+
+        In each other round they train for `pause_s`.
+        """
+        script = str(Path(__file__).with_name(self.script))
         command = [sys.executable, script, str(RUN_SEED), site, *configs]
         with (self.directory / f"devices-of-{server.name}.log").open("w") as log:
-            variables = {**os.environ, "FEDLOOM_TEST_STUCK": str(stuck)}
+            own = {"FEDLOOM_TEST_STUCK": str(stuck), "FEDLOOM_TEST_PAUSE": str(pause_s)}
+            variables = {**os.environ, **own}
             self.devices.append(subprocess.Popen(command, stdout=log, stderr=log, env=variables))
         return self.devices[-1]
 

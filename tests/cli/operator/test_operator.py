@@ -76,6 +76,25 @@ def test_init_makes_a_private_server_once(tmp_path):
     assert "There is a server in" in _run(*args, code=2).stderr
 
 
+@pytest.mark.parametrize(
+    ("more", "host", "proxies"),
+    [((), "127.0.0.1", ("127.0.0.1",)), (("--proxy", "192.0.2.10"), "0.0.0.0", ("192.0.2.10",))],
+)
+def test_init_behind_a_proxy(tmp_path, more, host, proxies):
+    """The server listens where the proxy is: one on this machine needs no other port open."""
+    state = tmp_path / "new"
+    made = _json("server", "init", "--dir", str(state), "--public-name", "fl.example", *more)
+    public = ["fl.example", "enroll.fl.example", "console.fl.example"]
+    assert made["names"] == ["localhost", "127.0.0.1", *public]
+    settings = config.load(state)
+    found = settings.fleet, settings.enrolment, settings.console, settings.health
+    assert found == tuple(f"{host}:{port}" for port in (7443, 7444, 7445, 7446))
+    assert settings.proxies == proxies
+    own = _json("server", "init", "--dir", str(tmp_path / "own"), "--public-name", "fl.example",
+                "--fleet", "192.0.2.1:7000")  # fmt: skip
+    assert (own["fleet"], own["enrolment"]) == ("192.0.2.1:7000", "127.0.0.1:7444")
+
+
 def test_init_prints_the_next_command(tmp_path):
     """The command has the given directory."""
     output = _run("server", "init", "--dir", str(tmp_path / "new")).stdout
@@ -84,8 +103,12 @@ def test_init_prints_the_next_command(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [("--federation", "A B"), ("--fleet", "nowhere"), ("--name", "no host"), ("--name", "")],
-)
+    [
+        ("--federation", "A B"), ("--fleet", "nowhere"), ("--name", "no host"), ("--name", ""),
+        ("--public-name", "https://fl.example"), ("--public-name", "192.0.2.7"),
+        ("--proxy", "192.0.2.10"), ("--public-name", "fl.example", "--proxy", "a.example"),
+    ],
+)  # fmt: skip
 def test_init_with_wrong_settings_makes_no_server(tmp_path, wrong):
     """It can be repeated with correct settings."""
     state = str(tmp_path / "new")

@@ -81,6 +81,7 @@ def private_with_steps(task):
     ("change", "words"),
     [
         (lambda t: setattr(t, "seed", t.seed + 1), "run_seed"),
+        (lambda t: setattr(t.masking, "site", "north"), "masking.site"),
         (lambda t: setattr(t.masking, "group", 200), "group"),
         (lambda t: setattr(t.masking, "group", 2), "group"),
         (lambda t: setattr(t.masking, "attempt", 9), "attempt"),

@@ -34,7 +34,7 @@ def test_the_servers_clock_is_used(here, monkeypatch, caplog, ahead_s):
     caplog.set_level(logging.WARNING)
     elapsed_s = 0.0
     monkeypatch.setattr(connection_module, "time", like(time, time=lambda: NOON + ahead_s))
-    monkeypatch.setattr(connection_module, "_since_boot_s", lambda: 50.0 + elapsed_s)
+    monkeypatch.setattr(connection_module, "since_boot_s", lambda: 50.0 + elapsed_s)
     here.set_server_time(NOON)
     begun = here.now()
     assert begun.timestamp() == NOON

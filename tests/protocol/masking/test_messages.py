@@ -169,6 +169,7 @@ def test_every_field_of_a_task_is_covered():
         lambda task: setattr(task.config["a"], "double_value", -0.0),
         lambda task: setattr(task.config["a"], "string_value", ""),
         lambda task: setattr(task.key, "round", 4),
+        lambda task: setattr(task.masking, "site", "north"),
     ],
 )
 def test_settings_that_differ_change_the_core(change):

@@ -17,7 +17,7 @@ from fedloom.server.engine import (
     Wake,
 )
 
-SIZES = {"north": 3, "south": 4, "east": 2}
+SIZES = {"north": 3, "south": 4, "east": 2, "west": 3}
 
 
 def first(candidates, count):
@@ -25,13 +25,14 @@ def first(candidates, count):
     return list(candidates[:count])
 
 
-def asked(available=(), **changes):
+def asked(available=(), *, least=1, **changes):
     settings = {"goal": 7, "quorum": 3, "deadline_s": 100.0, "patience_s": 10.0} | changes
     round_ = SiteRound(
         RoundConfig(**settings),
         select=first,
         now=0.0,
         devices_of=SIZES.__getitem__,
+        least=least,
         available=available,
     )
     return round_, round_.handle(Wake(), 0.0)
@@ -118,3 +119,41 @@ def test_a_restored_round_has_its_places_and_counts(sent):
     assert (round_.cohort.accepted, round_.cohort.at_work) == (sent, 3)
     assert round_.free == 4 - sent
     assert round_.handle(UpdateAccepted("north", 3), 1.0) == [Close()]
+
+
+def test_a_site_is_asked_for_a_smallest_session_at_least():
+    """The last one gets more places than are left; the sums have room for twice the goal."""
+    round_, _ = asked(["north", "south"], goal=5, least=3)
+    assert round_.cohort.places == {"north": 3, "south": 3}
+    assert round_.handle(UpdateAccepted("north", 3), 1.0) == []
+    assert round_.handle(UpdateAccepted("south", 3), 2.0) == [Close()]
+
+
+def test_places_for_less_than_a_session_are_given_to_nobody():
+    """Those for a session are, to one site."""
+    round_, _ = asked(["north", "south"], goal=7, quorum=3, least=3)
+    round_.handle(Attended("west"), 1.0)
+    assert round_.handle(UpdateAccepted("south", 3), 2.0) == []  # one of its four is missing
+    assert round_.free == 0
+    effects = round_.handle(ClientFailed("north"), 3.0)
+    assert effects == [Recruited("west"), Offer("west")]
+    assert round_.cohort.places["west"] == 3
+
+
+def test_a_restored_round_keeps_the_places_of_a_smallest_session():
+    """Also those beyond the size of the cohort."""
+    round_ = SiteRound.rebuild(
+        RoundConfig(goal=5, quorum=3, deadline_s=100.0, patience_s=10.0),
+        select=first,
+        now=0.0,
+        devices_of=SIZES.__getitem__,
+        least=3,
+        state=RoundState.REPORTING,
+        cohort={"north": Phase.OFFERED, "south": Phase.OFFERED},
+        places={"north": 3, "south": 3},
+        accepted={},
+        deadline_left_s=50.0,
+    )
+    assert round_.free == 0
+    round_.handle(UpdateAccepted("north", 3), 1.0)
+    assert round_.handle(UpdateAccepted("south", 3), 2.0) == [Close()]

@@ -120,3 +120,59 @@ def test_held_client_is_not_given_to_a_run():
         assert states(fleet, cool_offs)["working"] == 1
 
     asyncio.run(main())
+
+
+def test_a_client_that_was_told_to_leave_gets_no_offers():
+    """Neither from runs that know it nor from new ones; a connection that it begins anew counts."""
+
+    async def main():
+        fleet, run, owner = Fleet(), Run(), Run()
+        session = await attend(fleet, "a")
+        assert fleet.undrawn({"a"}.__contains__) == 0
+        fleet.dismiss(session)
+        fleet.listen(run)
+        fleet.announce("a")
+        assert (run.came, fleet.available(), fleet.connected()) == ([], [], [])
+        assert list(fleet.reachable()) == []
+        assert not fleet.occupy("a", ("run", 1), owner)
+        fleet.leave(session)
+        await attend(fleet, "a")
+        assert (run.came, fleet.available()) == (["a"], ["a"])
+
+    asyncio.run(main())
+
+
+def test_clients_that_check_in_are_set_aside_until_a_draw_is_due():
+    """Only those that wait: not one that works, has left, or came back with a stream."""
+
+    async def main():
+        fleet, owner = Fleet(), Run()
+
+        async def check_in(name):
+            session = Session(Call(name, None, asyncio.current_task()), send, checks_in=True)
+            fleet.attend(session)
+            return session
+
+        async def send(message):
+            pass
+
+        sessions = {name: await check_in(name) for name in "abcd"}
+        await attend(fleet, "s")
+        everyone = "abcds".__contains__
+        assert fleet.undrawn(everyone) == 4
+        assert fleet.undrawn("as".__contains__) == 1
+        fleet.drawing = True
+        assert fleet.undrawn(everyone) == 0
+        fleet.drawing = False
+        assert fleet.occupy("a", ("run", 1), owner)
+        fleet.leave(sessions["b"])
+        fleet.leave(sessions["c"])
+        await attend(fleet, "c")
+        assert fleet.undrawn(everyone) == 1
+        freed = []
+        fleet.freed = freed.append
+        fleet.free("a", ("run", 1))
+        assert freed == [sessions["a"]]
+        assert (fleet.checks_in("a"), fleet.checks_in("c")) == (True, False)
+
+    asyncio.run(main())

@@ -91,7 +91,7 @@ def test_a_listener_that_ends_closes_what_waits(monkeypatch):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.setblocking(False)
             address = listener.getsockname()
-            paced = paced_listener.PacedListener(listener, asyncio.Protocol)
+            paced = paced_listener.PacedListener(listener, lambda _: asyncio.Protocol())
             served, waiting = [await asyncio.open_connection(*address) for _ in range(2)]
             await asyncio.sleep(0.1)  # both are accepted
             paced.close()

@@ -132,6 +132,18 @@ def test_running_without_any_client_is_the_worst_alert():
     assert nobody.alerts[0].link == "/enrolment"
 
 
+def test_devices_that_check_in_are_waited_for():
+    """None is connected between two check-ins; a run may take two such times to begin."""
+    assert not assess(_facts(_run(), clients_online=0, checking_in=1)).alerts
+    waits = _run(live={"state": "selecting", "available": 1, "goal": 6, "deadline_left_s": None})
+    facts = {"checking_in": 5, "check_in_every_s": 3600.0}
+    assert not assess(_facts(waits | {"created_at": NOW - 7000.0}, **facts)).alerts
+    late = _only(assess(_facts(waits | {"created_at": NOW - 7300.0}, **facts)))
+    assert "waits for clients: 1 of 6" in late.what
+    few = _facts(waits | {"created_at": NOW - 100.0}, **facts | {"checking_in": 4})
+    assert "Start or enrol more clients" in _only(assess(few)).todo
+
+
 def test_repeated_refusals_are_reported():
     """Late updates are normal; three poisoned ones are not."""
     late = RefusalCount(

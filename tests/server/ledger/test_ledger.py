@@ -175,13 +175,25 @@ def test_members_at_work_are_those_that_have_not_ended(ledger):
 
 
 def test_update_is_accepted_once_and_a_repeat_is_known(ledger):
-    """A repeat does not count, and changes nothing."""
+    """A repeat does not count, and changes nothing else."""
     assert ledger.accept(UPDATE, 10) is True
     before = ledger.find_update("run", 1, "alice")
     assert ledger.accept(UPDATE, 10) is False
     assert ledger.accept(replace(UPDATE, file="elsewhere"), 10) is False
-    assert ledger.find_update("run", 1, "alice") == before
+    assert ledger.find_update("run", 1, "alice") == replace(before, repeats=2)
     assert len(ledger.accepted("run", 1)) == 1
+
+
+def test_repeats_are_counted_in_the_row(ledger):
+    """Of a known update, alone or in a group; a row that is gone is no repeat."""
+    ledger.accept(UPDATE, 10)
+    row = ledger.find_update("run", 1, "alice")
+    assert [*ledger.repeat_all([row])] == [True]
+    assert ledger.accept(UPDATE, 10) is False
+    assert ledger.find_update("run", 1, "alice") == replace(row, repeats=2)
+    gone = replace(row, client="bob")
+    assert [*ledger.repeat_all([gone, row])] == [False, True]
+    assert [*ledger.repeat_all([replace(row, identity="other")])] == [False]
 
 
 def test_another_update_for_the_round_conflicts(ledger):

@@ -126,7 +126,8 @@ def test_a_step_that_fails_leaves_the_old_ledger(old, monkeypatch):
     def breaks(_connection):
         raise RuntimeError("pulled the plug")
 
-    monkeypatch.setattr(migrations, "STEPS", (*migrations.STEPS, breaks))
+    steps = (*migrations.STEPS, migrations.Step(breaks, len(migrations.STEPS) + 1))
+    monkeypatch.setattr(migrations, "STEPS", steps)
     before = sqlite3.connect(old / "ledger.sqlite").execute("SELECT sql FROM sqlite_master")
     before = before.fetchall()
     with pytest.raises(RuntimeError):
@@ -137,10 +138,12 @@ def test_a_step_that_fails_leaves_the_old_ledger(old, monkeypatch):
     assert [p.round for p in Ledger.in_directory(old).points("digits")] == [0, 1, 2]
 
 
-def test_a_newer_ledger_is_refused_with_advice(old):
+@pytest.mark.parametrize("least", ["98", "NULL"])
+def test_a_newer_ledger_is_refused_with_advice(old, least):
+    """Unless it says that this version reads it."""
     Ledger.in_directory(old).close()
     with sqlite3.connect(old / "ledger.sqlite") as database:
-        database.execute("UPDATE schema_version SET version = 99")
+        database.execute(f"UPDATE schema_version SET version = 99, readable_from = {least}")
     with pytest.raises(UsageError, match="got version 99: a newer fedloom wrote it"):
         Ledger.in_directory(old)
 

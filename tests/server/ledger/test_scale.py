@@ -28,6 +28,7 @@ WHOLE = {
     ("/v1/privacy", "populations"): "the runs of every client, in an index",
     ("/v1/privacy/clients", "populations"): "likewise",
     ("/privacy", "populations"): "likewise",
+    ("/v1/client-shares", "cohorts"): "the tasks of every client, in an index",
     ("/metrics", "certificates"): "the first to end, of all clients, in an index",
 }
 """Who may read a whole table, and why."""

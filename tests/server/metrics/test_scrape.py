@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fedloom.protocol.errors import Code
 from fedloom.server.metrics.gauges import GAUGES
+from fedloom.server.metrics.replica import ReplicaState
 from support.arena import Arena
 from support.door import Door
 from support.federation import Federation
@@ -157,6 +158,17 @@ def test_gauges_have_descriptions(story):
 
 
 # ---- access --------------------------------------------------------------------------------------
+
+
+def test_a_replica_says_who_drives(tmp_path):
+    """Beside its other metrics; a server alone has no such samples."""
+    with Door(tmp_path / "state", console="127.0.0.1:0", metrics_open=True) as door:
+        alone = read(_scrape(door.port)[2])
+        door.app.state.context.replica = ReplicaState(epoch=7, drives=True)
+        found = read(_scrape(door.port)[2])
+    assert not any("driver" in name or "replica" in name for name, *_ in alone)
+    assert of(found, "fedloom_driver_epoch") == 7
+    assert of(found, "fedloom_replica_drives") == 1
 
 
 def test_openmetrics_is_available(tmp_path):

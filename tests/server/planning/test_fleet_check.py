@@ -40,10 +40,12 @@ def test_every_obstacle_has_its_words():
         client("f", shapes={"body": (4, 3), "head": (2,)}),
         client("g", shapes={}),
         client("h", shapes={}),
+        client("i", unfit=True),
     ]
     found = check_fleet(clients, MODEL, goal=1)
     assert texts(found.obstacles) == [
         "2 lack the tensors body and head",
+        "1 checks in, and this run draws none that does (docs/check-in.md)",
         "1 cools off after failures",
         "1 has an expired certificate",
         "1 is drained",

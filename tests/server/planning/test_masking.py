@@ -77,6 +77,7 @@ REFUSED = {
     ),
     "values of each client": ({"metrics": {"per_client": True}}, "metrics.per_client = true"),
     "a histogram": ({"metrics": {"bins": 5}}, "metrics.bins = 5"),
+    "a given histogram": ({"metrics": {"edges": {"loss": [0, 1]}}}, "metrics.edges"),
     "quantiles": ({"metrics": {"quantiles": [0.5]}}, r"metrics\.quantiles with \[masking\]"),
     "selection by loss": (
         {"selection": {"name": "power_of_choice"}},

@@ -103,7 +103,8 @@ def test_a_key_is_in_the_ledger_before_it_is_in_its_file(first, ledger, monkeypa
 def test_a_sealed_key_under_another_name_is_refused(first, ledger):
     """Whoever can write the database cannot swap keys."""
     rows = ledger.wrapped_keys()
-    ledger.write_wrapped_key("noise/run-1.key", rows["signing/key.json"])
+    swapped = {"noise/run-1.key": rows["signing/key.json"]}
+    ledger.change_wrapped_keys(lambda _: swapped)
     with pytest.raises(UsageError, match="cannot be decrypted"):
         KeyVault(first, ledger).restore()
 

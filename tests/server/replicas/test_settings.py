@@ -25,3 +25,13 @@ def test_what_only_one_server_has_is_refused(database, store):
     """Before anything is opened, with what to set."""
     with pytest.raises(UsageError, match=r"docs/replicas\.md"):
         ServerConfig(replicated=True, database=database, store=store)
+
+
+def test_gates_need_replicas_and_notifications():
+    """Without them devices at a gate would wait a second for each message."""
+    shared = {"replicated": True, "store": STORE, "gates": True}
+    assert ServerConfig(database=DATABASE, **shared).gates
+    with pytest.raises(UsageError, match=r"notifications"):
+        ServerConfig(database="postgresql+psycopg2://db/f", **shared)
+    with pytest.raises(UsageError, match="with replicated = true"):
+        ServerConfig(database=DATABASE, store=STORE, gates=True)

@@ -1,9 +1,14 @@
 """The queue of runs: who gets a place that is free, and what an operator may ask meanwhile."""
 
 import threading
+from functools import partial
 
+import numpy as np
 import pytest
 
+from fedloom.protocol.errors import UsageError
+from fedloom.server.rounds.manager import Runs
+from support.agents import played, submit
 from support.door import SPEC, Door, write_model
 from support.scene import wait_for
 
@@ -66,3 +71,19 @@ def test_a_run_that_leaves_the_queue_has_a_priority_that_changes_just_then(door,
     turns = door.runs._context.turns
     wait_for(lambda: second in turns._runs, "the second run starts")
     assert turns._fair._runs[second].priority == 7
+
+
+def test_a_queued_run_that_gates_cannot_serve_keeps_a_server_with_gates_from_starting(tmp_path):
+    """As an active one does; else it would fail when its turn comes."""
+
+    async def scenario(federation, _):
+        ask = partial(submit, federation, {"w": np.zeros(3, np.float32)}, cohort={"goal": 1})
+        await ask(name="first")
+        await ask(name="second")
+        sites = await ask(sites=True)
+        assert federation.ledger.run(sites).state == "queued"
+        federation.contexts.gates = True
+        with pytest.raises(UsageError, match=f"{sites} is queued. .* got one with sites = true"):
+            await Runs(federation.server.runs._context).start()
+
+    played(tmp_path, scenario, max_running=1)

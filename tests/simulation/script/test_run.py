@@ -384,3 +384,11 @@ def test_hooks_get_each_round_with_its_model_and_each_client():
     assert all(np.array_equal(rounds[-1][1][name], value) for name, value in found.params.items())
     assert len(clients) == 8
     assert "mean" in found.records[-1].test
+
+
+def test_a_simulation_that_fails_warns_where_nothing_is_shown():
+    """With its reason; one that the caller ends does not."""
+    with pytest.warns(UserWarning, match="ended after 0 of 2 rounds: 3 rounds in a row were aban"):
+        result = run(net(), (X, Y), learning_rate=1e30, **QUICK)
+    assert [record.state for record in result.records] == ["abandoned"] * 3
+    assert run(net(), (X, Y), on_round=lambda *_: True, **QUICK).stopped

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.strategies import DELTA, Full, Partial, weight_units
-from fedloom.strategies.exact.coverage import Slice
+from fedloom.strategies.exact.coverage import Mask, Slice
 from fedloom.strategies.exact.packed import Packing, pack
 from fedloom.strategies.exact.partial import TensorSpec
+from fedloom.strategies.exact.unpacking import floats
 
 KEY = (DELTA, "w")
 
@@ -30,16 +31,24 @@ def summed(updates, **settings):
 def through_bytes(partial):
     """A partial that was packed and added to an empty one; and its bytes."""
     units, packing, blocks = partial.packed(KEY)
-    packed = np.concatenate([np.zeros(0, np.uint8), *blocks])
-    assert len(packed) == packing.num_bytes(partial.specs[KEY].size)
-    again, position = partial.empty(), 0
+    again = partial.empty()
 
-    def read(count):
-        nonlocal position
-        position += count
-        return packed[position - count : position]
+    def reader(packing, blocks):
+        packed, position = np.concatenate([np.zeros(0, np.uint8), *blocks]), 0
+        assert len(packed) == packing.num_bytes(partial.specs[KEY].size)
 
-    again.unpacking(KEY, packing).add(units, read)
+        def read(count):
+            nonlocal position
+            position += count
+            return packed[position - count : position]
+
+        return packed, read
+
+    packed, read = reader(packing, blocks)
+    again.unpacking(KEY, packing).add(read)
+    again.count_units(KEY, units)
+    if (weights := partial.packed_weights(KEY)) is not None:
+        again.unpacking_weights(KEY, weights[0]).add(reader(*weights)[1])
     again.count_all(partial.count, partial.nonzero, partial.vanished)
     return again, packing, packed.tobytes()
 
@@ -98,12 +107,42 @@ def test_negative_sums_pack_to_their_own_width():
     assert pack([np.array([-2, 0])], 2, 10)[0] == Packing(1, -9)
 
 
-def test_partial_coverage_is_not_packed():
-    """A sum of parts of a tensor has weights per coordinate."""
+@given(
+    st.lists(
+        st.tuples(st.floats(2.0**-30, 2.0**33), st.lists(st.booleans(), min_size=9, max_size=9)),
+        min_size=1,
+    ),
+    st.booleans(),
+)
+def test_weights_per_coordinate_come_through(updates, whole):
+    """Whatever the weights, also beside an update of the whole tensor; and merges agree."""
+    parts = [empty(9, exponent=-20), empty(9, exponent=-20)]
+    for number, (weight, bits) in enumerate(updates):
+        values = np.arange(sum(bits), dtype=np.float32)
+        partial = parts[number % 2]
+        partial.add_array(KEY, Mask(np.array(bits)), weight_units(weight), values)
+        partial.count += 1
+    if whole:
+        parts[0].add_array(KEY, Full(), weight_units(3.0), np.ones(9, np.float32))
+    both, again = parts[0] + parts[1], empty(9, exponent=-20)
+    for partial in parts:
+        if partial.packed(KEY) is not None:
+            again.merge(through_bytes(partial)[0])
+    again.count = both.count
+    assert again == both
+    if both.packed(KEY) is not None:
+        assert through_bytes(again)[1:] == through_bytes(both)[1:]
+        mean, covered = both.mean_block(KEY, 0, 9)
+        for found, expected in zip(again.mean_block(KEY, 0, 9), (mean, covered), strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_weights_take_the_bits_of_the_largest():
+    """Whole numbers up to 6, with a sign."""
     partial = empty(12)
-    partial.add_array(KEY, Slice(((0, 2),)), weight_units(1), np.ones(2, np.float32))
-    with pytest.raises(ValueError, match="whole tensors"):
-        partial.packed(KEY)
+    partial.add_array(KEY, Slice(((0, 2),)), weight_units(6), np.ones(2, np.float32))
+    partial.add_array(KEY, Slice(((4, 6),)), weight_units(4), np.ones(2, np.float32))
+    assert partial.packed_weights(KEY)[0] == Packing(3, 1)
 
 
 @pytest.mark.parametrize("packing", [Packing(200, -20), Packing(3, -2000), Packing(60, 40)])
@@ -118,7 +157,8 @@ def test_the_bound_of_a_sum_is_that_of_its_addends():
     partial = empty(2)
     for _ in range(3):
         partial.add_array(KEY, Full(), weight_units(2), np.full(2, 8.0, np.float32))
-    units, packing, blocks = partial.packed(KEY)
-    [words, *_] = partial.unpacking(KEY, packing).words(next(blocks), 2)
-    assert abs(words).max() <= partial.bound(8.0, units, 3)
-    assert abs(words).max() > partial.bound(8.0, units * 2 // 3, 3)
+    _, packing, blocks = partial.packed(KEY)
+    sums = floats(partial.unpacking(KEY, packing).words(next(blocks), 2))
+    assert (sums <= partial.bound(8.0, 6.0, 3)).all()
+    assert (sums > partial.bound(8.0, 6.0 * (1 - 1e-14), 3)).all()
+    assert partial.bound(8.0, np.zeros(1), 3) == 0.0

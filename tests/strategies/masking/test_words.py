@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedloom.strategies.masking.words import KINDS, MaskedWords
+from fedloom.strategies.summed_metrics import summed
 
 
 def words(**changes):
@@ -48,6 +49,29 @@ def test_means_are_those_of_rationals_to_2_to_the_minus_20(seed):
         assert abs(Fraction(found["values"][name]) - true) <= Fraction(len(held), 2**21 * total) * 2
     assert "x" not in found["values"]
     assert made.means("evaluation", sums) == {}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_sums_of_words_pass_as_metrics_without_loss(seed):
+    """Of several sites, as of one; sums of all sessions may have more than 64 bits."""
+    rng, made = np.random.default_rng(seed), words()
+
+    def drawn():
+        return 1 + (int(rng.integers(0, 2**62)) >> int(rng.integers(0, 62)))
+
+    each = [
+        {name: drawn() for name in made.names}
+        | {"training.loss": -int(rng.integers(0, 2**62)), "evaluation.loss.examples": 0}
+        | {"evaluation.loss": 0}
+        for _ in range(9)
+    ]
+    for kind in KINDS:
+        total = summed(made.summed(kind, sums) for sums in each)
+        assert "loss" in total.values or kind == "evaluation"
+        found = made.words_of(kind, total)
+        assert found == {
+            name: sum(sums[name] for sums in each) for name in made.names if name.startswith(kind)
+        }
 
 
 def test_words_are_added_modulo_2_to_the_64():

@@ -1,17 +1,24 @@
 """Bodies in an object store: in parts while they arrive, resumed and folded by another machine."""
 
 import secrets
+from dataclasses import replace
 
 import pytest
 
-from fedloom.protocol.errors import IntegrityError
+from fedloom.protocol.errors import IntegrityError, Refusal
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.engine import SessionState
+from fedloom.server.ledger.masking import sessions as phases
+from fedloom.server.ledger.objects.stored_bodies import BodyObject, StoredPart
 from fedloom.server.storage.objects.interface import (
     DamagedObjectError,
     MissingObjectError,
     StoreFaultError,
 )
+from fedloom.server.storage.objects.object_spool import ObjectSpool
 from fedloom.server.storage.objects.upkeep import sweep
+from fedloom.server.storage.spool import Spool
+from support.masked_rounds import AT, masked_ledger, send
 
 RUN = "run-abc"
 SIZE = 3456
@@ -70,6 +77,18 @@ def test_another_machine_resumes_after_the_last_whole_part(machines, machine, re
     third = machines.new().spool
     third.fetch(file.name)
     assert third.path(file.name).read_bytes()[: len(BODY)] == BODY
+
+
+def test_the_last_part_is_stored_only_of_a_body_that_was_checked(machine):
+    """Another server may accept an upload of the same header, and looks for all parts alone."""
+    file = machine.spool.open(RUN, 1, fleet_pb2.UpdateHeader(client="alice", size_bytes=2000))
+    file.begin()
+    file.append(BODY[:2000])
+    file.write_back()
+    assert len(machine.ledger.body_object(file.name).parts) == 1
+    file.sync()
+    assert len(machine.ledger.body_object(file.name).parts) == 2
+    file.close()
 
 
 def test_the_same_process_resumes_at_the_last_byte(machine):
@@ -198,6 +217,51 @@ def test_a_body_is_deleted_when_it_is_over_and_no_other(machines, machine, end):
     assert machine.ledger.rounds_with_bodies() == [(RUN, 10)]
 
 
+def test_what_began_here_and_was_accepted_elsewhere_is_fetched_whole(machines, machine):
+    """A client that moves leaves a part of its update, or of another one, at the first server."""
+    name = receive(machine)
+    other = machines.new().spool
+    begun = other.open(RUN, 1, header())
+    begun.append(b"\0" * 1500)
+    begun.close()
+    other.drop_copy(name)
+    other.fetch(name)
+    assert other.path(name).read_bytes()[: len(BODY)] == BODY
+    assert len(machines.names()) == 4
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_late_masked_body_is_deleted_unless_a_message_accepts_it(machines, tmp_path, accepted):
+    """A gate may have accepted what another one still receives."""
+    masked_ledger(tmp_path).close()
+    machine = machines.new()
+    file = machine.spool.open(*AT[:2], header("a"))
+    file.close()
+    body = BodyObject(object="updates/x", header=b"", size_bytes=3, parts=(StoredPart(1, "0"),))
+    machine.ledger.begin_body(file.name, *AT[:2], body)
+    machine.remote.objects.put("updates/x.0", b"abc")
+    machine.ledger.move_session(AT, SessionState.MASKING, shared="abcd")
+    if accepted:
+        send(machine.ledger, phases.BODY, "a")
+        with pytest.raises(Refusal, match="accepted meanwhile"):
+            machine.ledger.begin_body(file.name, *AT[:2], replace(body, object="updates/y"))
+        assert not machine.ledger.give_up_body("updates/x")
+    machine.spool.discard_late(file.name, *AT[:2])
+    machine.deleted()
+    assert machines.names() == (["updates/x.0"] if accepted else [])
+    assert (machine.ledger.body_object(file.name) is not None) == accepted
+    assert not machine.spool.path(file.name).exists()
+
+
+def test_the_copies_of_a_round_may_go_at_a_gate(machines, machine):
+    name, kept = receive(machine), receive(machine, client="bob", number=10)
+    machine.spool.drop_copies(RUN, 1)
+    machine.deleted()
+    assert not machine.spool.path(name).exists()
+    assert machine.spool.path(kept).exists()
+    assert len(machines.names()) == 8
+
+
 def test_a_part_that_arrives_after_its_round_is_deleted(machines, machine):
     """The upload ends, and nothing is left."""
     file = opened(machine)
@@ -279,3 +343,27 @@ def test_a_store_that_is_down_while_a_body_arrives_is_tried_again_at_its_end(
 
 def _down(*_):
     raise StoreFaultError("the store is down")
+
+
+def test_a_whole_file_is_taken_in_once(machines, machine, tmp_path):
+    """A repeat stores nothing; a lost or damaged part is stored again, under other names."""
+    name = receive(machine)
+    moved = machines.new()
+    moved.spool.fetch(name)
+    plain = Spool(tmp_path / "files")
+    plain.path(name).write_bytes(moved.spool.path(name).read_bytes())
+    target = ObjectSpool(tmp_path / "files", moved.remote, is_new=True)
+    machine.remote.ledger.forget_bodies(list(machine.remote.ledger.body_object_names()))
+    target.take_in(name, RUN, 1, is_body=True)
+    [body] = machine.remote.ledger.bodies_of_file(name)
+    assert body.header == header().SerializeToString(deterministic=True)
+    target.take_in(name, RUN, 1, is_body=True)
+    assert machine.remote.ledger.bodies_of_file(name) == [body]
+    machine.remote.objects.put(body.names[2], b"damaged")
+    target.take_in(name, RUN, 1, is_body=True)
+    [again] = machine.remote.ledger.bodies_of_file(name)
+    assert not {*again.names} & {*body.names}
+    other = machines.new().spool
+    other.fetch_kept(name)
+    assert other.path(name).read_bytes()[: len(BODY)] == BODY
+    other.fetch_kept("another file")

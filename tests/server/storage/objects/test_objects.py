@@ -2,16 +2,18 @@
 
 import secrets
 import time
+from collections import Counter
 
 import pytest
 
+from cluster.object_store import BUCKET
 from fedloom.protocol.errors import UsageError
 from fedloom.server.storage.objects.check import HELP, check_store
 from fedloom.server.storage.objects.interface import MissingObjectError, StoreFaultError, unique
 from fedloom.server.storage.objects.opening import open_objects
 from fedloom.server.storage.objects.retries import RetriedObjects
 from fedloom.server.store_url import StoreUrl
-from support.object_store import BUCKET, FaultProxy
+from support.object_store import FaultProxy
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -112,6 +114,8 @@ def test_faults_are_repeated_until_they_pass(s3, proxy, caplog):
     proxy.error_rate, proxy.cut_rate = 0.2, 0.2
     url = StoreUrl.parse(s3.url(secrets.token_hex(4), proxy.endpoint))
     objects = RetriedObjects(open_objects(url), (0.01,) * 20)
+    asked = []
+    objects.observe = lambda request, _seconds, *, failed: asked.append((request, failed))
     written = {unique("models/m"): secrets.token_bytes(50_000) for _ in range(40)}
     for name, data in written.items():
         objects.put(name, data)
@@ -119,6 +123,13 @@ def test_faults_are_repeated_until_they_pass(s3, proxy, caplog):
     assert names(objects, "models") == sorted(written)
     assert min(proxy.made[each] for each in ("error before", "error after", "cut GET")) > 0
     assert proxy.made["cut PUT"] > 0
+    done = Counter(request for request, failed in asked if not failed)
+    assert done == {"put": 40, "get": 40, "list": 1}
+    faults = sum(failed for _, failed in asked)
+    assert faults == caplog.text.count("next try in") > 10
+    with pytest.raises(MissingObjectError):
+        objects.get("models/none")
+    assert asked[-1] == ("get", False)  # an answer
     assert "next try in" in caplog.text
     assert "a-secret-of-tests" not in caplog.text
 

@@ -7,56 +7,25 @@ import signal
 import time
 from functools import partial
 
-import numpy as np
 import pytest
 
 from fedloom.protocol.errors import UnavailableError
-from fedloom.protocol.tensors.container import write_file
-from fedloom.server.ledger.audit_trail import audit
 from fedloom.server.ledger.tables import updates
-from support.contexts import rows_of
-from support.object_store import CREDENTIALS, S3Server
 from support.patience import PATIENCE_S
-from support.postgresql import PostgreSQL
-from support.replicas import Pair
-from support.site_servers import RUN_SEED, Cluster, wait_until
+from support.proxy import hello
+from support.replicas import (
+    DEVICES,
+    Replicas,
+    actions,
+    check_all_counted,
+    has_rounds,
+    metrics,
+    rows,
+    spec,
+)
+from support.site_servers import Cluster, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
-
-DEVICES = ["ward.one", "ward.two", "ward.three", "ward.four", "ward.five"]
-
-
-def spec(**changes):
-    goal = changes.pop("goal", len(DEVICES))
-    return {
-        "name": "pair",
-        "rounds": 4,
-        "seed": RUN_SEED,
-        "strategy": {"name": "fedadam"},
-        "cohort": {"goal": goal, "quorum": goal, "deadline_s": 300.0},
-        "train": {"epochs": 1, "batch_size": 8, "learning_rate": 0.1},
-        **changes,
-    }
-
-
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch):
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    server = S3Server(tmp_path_factory.mktemp("s3") / "log")
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
-def database():
-    server = PostgreSQL()
-    yield server
-    server.close()
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.usefixtures("credentials")]
 
 
 @pytest.fixture
@@ -65,7 +34,8 @@ def paired(tmp_path, database, s3):
     made, cluster = [], Cluster(tmp_path)
 
     def make(kill=""):
-        pair = Pair(tmp_path, database.create(tmp_path.name), s3.url(tmp_path.name), kill)
+        url, store = database.create(tmp_path.name), s3.url(tmp_path.name)
+        pair = Replicas(tmp_path, url, store, kills={0: kill})
         made.append(pair)
         driver = pair.driver
         cluster.run_devices(driver, cluster.enrol(driver, DEVICES))
@@ -78,36 +48,9 @@ def paired(tmp_path, database, s3):
         pair.close()
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    rng, path = np.random.default_rng(3), tmp_path_factory.mktemp("model") / "model.safetensors"
-    arrays = {"w": rng.normal(0, 1, (50_000,)), "b": rng.normal(0, 1, (3, 5))}
-    write_file(path, {name: array.astype(np.float32) for name, array in arrays.items()})
-    return path
-
-
-@pytest.fixture(scope="module")
-def alone(model, tmp_path_factory):
-    """Digest of the last model of a server alone."""
-    cluster = Cluster(tmp_path_factory.mktemp("alone"))
-    try:
-        server = cluster.server("alone").start()
-        cluster.start_devices(server, DEVICES)
-        return server.ended(server.submit(spec(), model)).model
-    finally:
-        cluster.close()
-
-
-def rows(replica, table):
-    return replica.ledger(lambda ledger: rows_of(ledger, table.select()))
-
-
-def actions(replica):
-    return [row["action"] for row in rows(replica, audit)]
-
-
-def has_rounds(replica, run, count):
-    return len(replica.rounds(run)) >= count
+def driving(epoch):
+    """The metrics of a server that drives, without gates."""
+    return {"fedloom_driver_epoch": epoch, "fedloom_replica_drives": 1, "fedloom_gates": 0}
 
 
 def is_on_standby(replica):
@@ -117,21 +60,13 @@ def is_on_standby(replica):
     return "drives. Run the command there" in str(raised.value)
 
 
-def check_all_counted(replica, run):
-    """Each round is committed once and counts every device."""
-    listed = replica.rounds(run)
-    assert [each.state for each in listed] == ["committed"] * len(listed)
-    accepted = {(row["round"], row["client"]) for row in rows(replica, updates)}
-    assert accepted == {(each.number, name) for each in listed for name in DEVICES}
-
-
 @pytest.mark.parametrize(
     "place", ["upload.synced:3", "accept.after:7", "commit.model:2", "commit.ledger:2"]
 )
-def test_a_killed_driver_is_replaced(paired, alone, model, place):
+def test_a_killed_driver_is_replaced(paired, alone, small_model, place):
     """By the other server, at once and with its keys: same bits, each update counted once."""
     pair = paired(place)
-    run = pair.first.submit(spec(), model)
+    run = pair.first.submit(spec(), small_model)
     pair.first.wait_for_kill()
     died = time.monotonic()
     assert pair.driver is pair.second
@@ -142,11 +77,11 @@ def test_a_killed_driver_is_replaced(paired, alone, model, place):
     print(f"{place}: drives after {taken_s:.1f} s")
 
 
-def test_a_driver_that_stood_still_commits_nothing_more(paired, alone, model):
+def test_a_driver_that_stood_still_commits_nothing_more(paired, alone, small_model):
     """Another server drives meanwhile. When it continues, it notices and ends."""
     pair = paired()
     first, second = pair.first, pair.second
-    run = first.submit(spec(), model)
+    run = first.submit(spec(), small_model)
     wait_until(lambda: len(first.rounds(run)) >= 2, "a second round")
     first.kill(signal.SIGSTOP)
     assert wait_until(lambda: second.drives, "the second drives")
@@ -159,10 +94,12 @@ def test_a_driver_that_stood_still_commits_nothing_more(paired, alone, model):
     assert begun == ["driver.begin", "driver.begin", "driver.end"]
 
 
-def test_two_servers_that_drive_commit_each_round_once(paired, database, alone, model, tmp_path):
+def test_two_servers_that_drive_commit_each_round_once(
+    paired, database, alone, small_model, tmp_path
+):
     """The lease is taken from a server in the middle of its work, which notices by itself."""
     pair = paired()
-    run = pair.first.submit(spec(), model)
+    run = pair.first.submit(spec(), small_model)
     for number in (2, 3):
         wait_until(partial(has_rounds, pair.driver, run, number), "a later round")
         deposed = pair.driver
@@ -170,32 +107,39 @@ def test_two_servers_that_drive_commit_each_round_once(paired, database, alone, 
             database.execute("UPDATE drivers SET renewed_at = 0", tmp_path.name)
             time.sleep(0.05)
         assert deposed.process.returncode == UnavailableError.exit_code
-        assert pair.driver is pair.other(deposed)
+        assert pair.driver is next(each for each in pair.all if each is not deposed)
         deposed.launch("")
         wait_until(partial(is_on_standby, deposed), "on standby")
     assert pair.driver.ended(run).model == alone
     check_all_counted(pair.driver, run)
 
 
-def test_a_stopped_driver_is_replaced_at_once(paired, alone, model):
+def test_a_stopped_driver_is_replaced_at_once(paired, alone, small_model):
     """It releases the lease, and is on standby when it is started again."""
     pair = paired()
-    run = pair.first.submit(spec(), model)
-    wait_until(lambda: len(pair.first.rounds(run)) >= 2, "a second round")
+    run = pair.first.submit(spec(), small_model)
+    wait_until(partial(has_rounds, pair.first, run, 2), "a second round")
+    assert metrics(pair.first).items() >= driving(1).items()
     pair.first.stop()
     assert pair.driver is pair.second
     pair.first.launch("")
     wait_until(partial(is_on_standby, pair.first), "on standby")
+    standby = {"fedloom_driver_epoch": 2, "fedloom_replica_drives": 0}
+    wait_until(lambda: metrics(pair.first) == standby, "it knows who drives")
+    assert metrics(pair.second).items() >= driving(2).items()
+    for host in pair.second.settings.public.hosts:  # once the proxy has asked both servers
+        wait_until(lambda h=host: not pair.door.refuses(sent=hello(h)), f"{host} is served")
+    wait_until(partial(has_rounds, pair.second, run, 3), "a later round")
     pair.second.stop()
     assert pair.driver is pair.first
     assert pair.first.ended(run).model == alone
     check_all_counted(pair.first, run)
 
 
-def test_the_database_restarts(paired, database, alone, model):
+def test_the_database_restarts(paired, database, alone, small_model):
     """Twice, once as a crash: nothing acknowledged is lost, and no run is paused."""
     pair = paired()
-    run = pair.first.submit(spec(), model)
+    run = pair.first.submit(spec(), small_model)
     for number, how in ((2, signal.SIGINT), (3, signal.SIGQUIT)):
         wait_until(lambda number=number: len(pair.driver.rounds(run)) >= number, "a later round")
         database.stop(how)

@@ -1,0 +1,55 @@
+"""Replicas whose state folders the manifest of `deploy/kubernetes` makes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.pods import prepared
+from support.ports import steady_port
+from support.replicas import Replica
+from support.site_servers import wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.usefixtures("credentials")]
+
+MANIFEST = Path(__file__).parents[2] / "deploy" / "kubernetes" / "replicas.yaml"
+
+
+class Pod(Replica):
+    """A replica whose state folder begins with the Secret alone; the root's key stays outside."""
+
+    def prepare(self, key):
+        secrets, volume = self.state.parent / f"{self.name}.secrets", self.state.parent / "volume"
+        shutil.copytree(self.state / "pki", secrets)
+        shutil.copy(self.state / "server.toml", secrets)
+        (secrets / "master.key").write_text(key)
+        shutil.rmtree(self.state)
+        shutil.move(prepared(MANIFEST, volume, secrets), self.state)
+
+    def health(self):
+        """The exit status of what the image's HEALTHCHECK asks."""
+        command = [sys.executable, "-m", "fedloom.cli.main", "server", "health"]
+        where = {**os.environ, "FEDLOOM_DIR": str(self.state)}
+        return subprocess.run(command, env=where, check=False).returncode
+
+
+def test_pods_that_begin_together_drive_and_serve(tmp_path, database, s3):
+    """From one Secret, in any order; a gate is as healthy as the one that drives."""
+    port, url, store = steady_port(), database.create(tmp_path.name), s3.url(tmp_path.name)
+    made = [Pod(tmp_path, f"pod{n}", port, database=url, store=store, gates=True) for n in (0, 1)]
+    first, second = made
+    shutil.rmtree(second.state / "pki")
+    shutil.copytree(first.state / "pki", second.state / "pki")
+    for each in made:
+        each.prepare("5e" * 32)
+        each.launch("")
+    try:
+        wait_until(lambda: all(each.serves() for each in made), "both serve devices")
+        assert sum(each.drives for each in made) == 1
+        assert [each.health() for each in made] == [0, 0]
+    finally:
+        for each in made:
+            each.stop()
