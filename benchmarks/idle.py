@@ -27,17 +27,17 @@ def hold(configs, pipe):
 
 
 async def _hold(configs, pipe):
-    gate = asyncio.Semaphore(AT_ONCE)
-    attending = [asyncio.ensure_future(_attend(config, gate)) for config in configs]
-    streams = await asyncio.gather(*attending)
+    places = asyncio.Semaphore(AT_ONCE)
+    streams = await asyncio.gather(*(attend(config, places) for config in configs))
     pipe.send(len(streams))
     pipe.send(await asyncio.gather(*map(_offered, streams)))
     await asyncio.to_thread(pipe.recv)
 
 
-async def _attend(path, gate):
-    async with gate:
-        return await Stream(path.parent.name, open_channel(path)).begin()
+async def attend(path, places, **to):
+    """Begin the stream of a client once there is a place; `to` as of `open_channel`."""
+    async with places:
+        return await Stream(path.parent.name, open_channel(path, **to)).begin()
 
 
 async def _offered(stream):
@@ -48,8 +48,9 @@ async def _offered(stream):
     raise RuntimeError(f"Expected an offer, got {await stream.details()}")
 
 
-def _answer(pipe):
-    if not pipe.poll(PATIENCE_S):
+def answer(pipe, patience_s=PATIENCE_S):
+    """What a client process sends next."""
+    if not pipe.poll(patience_s):
         raise RuntimeError("the clients do not answer")
     return pipe.recv()
 
@@ -61,8 +62,8 @@ def measure(num_clients, num_processes, idle_s):
         time.sleep(1.0)
         before, _ = memory_bytes(deployment.pid)
         begin = time.monotonic()
-        pipes = _hold_all(list(deployment.clients.values()), num_processes)
-        sum(map(_answer, pipes))
+        pipes = spread(hold, list(deployment.clients.values()), num_processes)
+        sum(map(answer, pipes))
         deployment.wait_online(num_clients)
         connected_s = time.monotonic() - begin
         time.sleep(2.0)
@@ -81,7 +82,7 @@ def measure(num_clients, num_processes, idle_s):
         cpu = cpu_s(deployment.pid)
         submitted = time.monotonic()
         run = deployment.submit(params, spec)
-        offered = [at for pipe in pipes for at in _answer(pipe)]
+        offered = [at for pipe in pipes for at in answer(pipe)]
         broadcast_cpu = cpu_s(deployment.pid) - cpu
         after, _ = memory_bytes(deployment.pid)
         deployment.status(run)
@@ -100,12 +101,13 @@ def measure(num_clients, num_processes, idle_s):
     }
 
 
-def _hold_all(configs, num_processes):
+def spread(work, configs, num_processes):
+    """Start processes that each do their share of this work; their pipes."""
     pipes = []
     for number in range(num_processes):
         here, there = SPAWN.Pipe()
         arguments = (configs[number::num_processes], there)
-        SPAWN.Process(target=hold, args=arguments, daemon=True).start()
+        SPAWN.Process(target=work, args=arguments, daemon=True).start()
         pipes.append(here)
     return pipes
 

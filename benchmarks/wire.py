@@ -38,10 +38,11 @@ class Stream:
     Args:
         name: in its certificate.
         channel: a channel that nobody holds closes, so the stream holds it.
+        check_in: whether the client waits a while and leaves.
     """
 
-    def __init__(self, name, channel):
-        self.name, self.channel = name, channel
+    def __init__(self, name, channel, *, check_in=False):
+        self.name, self.channel, self.check_in = name, channel, check_in
         self._call = channel.stream_stream(
             methods.ATTEND,
             request_serializer=fleet_pb2.ClientMessage.SerializeToString,
@@ -62,6 +63,7 @@ class Stream:
             client=self.name,
             nonce=bytes(NONCE_BYTES),
             labels=labels,
+            check_in=self.check_in,
         )
         await self.send(hello=hello)
 
