@@ -23,18 +23,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from gpu_agreement import agreement, saved, ways
 from simulation_tasks import ALL_TASKS, GPU_TASKS, QUICK_TASKS
 
-from simulation import SAMPLE_S, Bench, System, Unavailable
+from simulation import Bench, System, process_mb
 
 OUT = Path(__file__).resolve().parent.parent / "out"
-PEERS = "naive loop", "pfl-research, 2", "Flower, 2"
+STARTS = 6
+"""Systems that start at once beside a GPU: each has up to five processes."""
+PEERS = "naive loop", "pfl-research, 1", "Flower, 2"
 
 
 def systems(arguments, task, folder):
@@ -54,63 +54,43 @@ def systems(arguments, task, folder):
     return found
 
 
-class Card:
-    """Memory of a GPU, MB: the most that it held beyond what it held before."""
+def memory(children, device):
+    """MB that each system's processes hold: of the card, or of a CPU's main memory.
 
-    def __init__(self):
-        self._before, self.peak_mb = used_mb(), 0.0
-
-    @contextmanager
-    def watched(self):
-        """Follow it meanwhile."""
-        done = threading.Event()
-
-        def watch():
-            while not done.wait(SAMPLE_S):
-                self.peak_mb = max(self.peak_mb, used_mb() - self._before)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        try:
-            yield
-        finally:
-            done.set()
-            watcher.join()
-
-
-def used_mb():
-    """MB in use on the first GPU, by all processes."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-def memory(bench, names, task, device):
-    """Peak MB of two rounds alone, by system: of the card, or of a CPU's processes."""
-    found = {}
-    for name in names:
-        try:
-            with bench.running(name, task) as child:
-                watch = child if device == "cpu" else Card()
-                with watch.watched():
-                    child.first()
-                    child.turn(1)
-                child.end()
-        except Unavailable as error:
-            print(f"{name} skipped on {task}: {error}", flush=True)
-        else:
-            found[name] = watch.peak_mb
-    return found
+    PyTorch keeps what it once took of a card, so that this is the most since the start.
+    """
+    if device == "cpu":
+        return {name: sum(map(process_mb, child.pids())) for name, child in children.items()}
+    held = {}
+    command = [
+        "nvidia-smi",
+        "--query-compute-apps=pid,used_memory",
+        "--format=csv,noheader,nounits",
+    ]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for line in listed.splitlines():
+        pid, _, used = line.partition(",")
+        held[int(pid)] = held.get(int(pid), 0.0) + float(used)
+    return {
+        name: sum(held.get(pid, 0.0) for pid in child.pids()) for name, child in children.items()
+    }
 
 
 def measure(arguments, task):
     """Speed, memory and agreement of every system on a task."""
+    peaks = {}
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         found = systems(arguments, task, folder)
         bench = Bench(found)
-        turns = bench.speed(task, list(found), arguments.turns or (1 if arguments.quick else 5))
+        turns = bench.speed(
+            task,
+            list(found),
+            arguments.turns or (1 if arguments.quick else 5),
+            at_once=1 if arguments.device == "cpu" else STARTS,
+            after=lambda children: peaks.update(memory(children, arguments.device)),
+        )
         agrees = agreement(task, arguments.device, folder, quick=arguments.quick)
-        peaks = memory(bench, list(turns), task, arguments.device)
     cohort = ALL_TASKS[task].cohort
     rates = {
         name: [cohort / seconds for turn, _ in own for seconds in turn]
@@ -167,11 +147,11 @@ def main():
     for task in arguments.tasks or (QUICK_TASKS if arguments.quick else GPU_TASKS):
         print(f"{task} …", flush=True)
         found[task] = measure(arguments, task)
-    table = markdown(machine(arguments.device), found)
+        table = markdown(machine(arguments.device), found)
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "gpu.md").write_text(table + "\n")
+        (arguments.out / "gpu.json").write_text(json.dumps(found, indent=2) + "\n")
     print(table)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "gpu.md").write_text(table + "\n")
-    (arguments.out / "gpu.json").write_text(json.dumps(found, indent=2) + "\n")
     rows = [row for figures in found.values() for row in figures["agreement"]]
     parser.exit(int(any(row[3] == "DIFFERS" for row in rows)))
 

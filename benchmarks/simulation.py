@@ -164,6 +164,10 @@ class Child:
         self._say("end")
         return self._hear(ROUND_S)
 
+    def pids(self):
+        """Of all its processes."""
+        return [process.pid for process in tree(self._process.pid)]
+
     def _cpu_s(self):
         return sum(sum(p.cpu_times()[:2]) for p in tree(self._process.pid))
 
@@ -216,12 +220,18 @@ def tree(pid):
 
 def tree_mb(pid):
     """PSS of a process and all that descend from it, MB: shared pages are split among users."""
-    total = 0
+    total = 0.0
     with suppress(psutil.NoSuchProcess):
-        for process in tree(pid):
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                total += process.memory_full_info().pss
-    return total / 1e6
+        total = sum(process_mb(process.pid) for process in tree(pid))
+    return total
+
+
+def process_mb(pid):
+    """PSS of one process, MB; 0 if it has ended."""
+    try:
+        return psutil.Process(pid).memory_full_info().pss / 1e6
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return 0.0
 
 
 class Bench:
@@ -252,28 +262,40 @@ class Bench:
             finally:
                 child.stop()
 
-    def started(self, stack, name, task):
-        """A child after its first round and how long that took; None where it cannot be."""
-        if self._systems[name].script in self._missing:
-            return None
-        child = stack.enter_context(self.running(name, task))
-        try:
-            return child, child.first()
-        except Unavailable as error:
-            print(f"{name} skipped on {task}: {error}", flush=True)
-            self.skipped[f"{name} on {task}"] = str(error)
-            if "ModuleNotFoundError" in str(error):
-                self._missing.add(self._systems[name].script)
-            return None
+    def started(self, stack, names, task):
+        """Children that start at once: each after its first round, and how long that took."""
+        children = {
+            name: stack.enter_context(self.running(name, task))
+            for name in names
+            if self._systems[name].script not in self._missing
+        }
+        found = {}
+        for name, child in children.items():
+            try:
+                found[name] = child, child.first()
+            except Unavailable as error:
+                print(f"{name} skipped on {task}: {error}", flush=True)
+                self.skipped[f"{name} on {task}"] = str(error)
+                if "ModuleNotFoundError" in str(error):
+                    self._missing.add(self._systems[name].script)
+        return found
 
-    def speed(self, task, names, turns):
-        """Turns by system: seconds of every round, and processor seconds of them all."""
+    def speed(self, task, names, turns, *, at_once=1, after=None):
+        """Turns by system: seconds of every round, and processor seconds of them all.
+
+        Args:
+            task: name of the task.
+            names: of the systems.
+            turns: of each.
+            at_once: how many start together.
+            after: called with the names and children after the last turn.
+        """
         rounds = ALL_TASKS[task].rounds
         with ExitStack() as stack:
             children = {}
-            for name in names:
-                if started := self.started(stack, name, task):
-                    children[name] = started[0]
+            for place in range(0, len(names), at_once):
+                started = self.started(stack, names[place : place + at_once], task)
+                children |= {name: child for name, (child, _) in started.items()}
             for child in children.values():
                 child.turn(WARM_UP - 1)
             found = {name: [] for name in children}
@@ -281,6 +303,8 @@ class Bench:
                 order = list(children)
                 for name in order[turn % len(order) :] + order[: turn % len(order)]:
                     found[name].append(children[name].turn(rounds))
+            if after is not None:
+                after(children)
             for name, child in children.items():
                 self.told[f"{task}: {name}"] = child.end()
         return found
@@ -291,9 +315,10 @@ class Bench:
         for _ in range(repeats):
             for name in names:
                 with ExitStack() as stack:
-                    if started := self.started(stack, name, "2NN, 10 a round"):
-                        found[name].append(started[1])
-                        started[0].end()
+                    started = self.started(stack, [name], "2NN, 10 a round")
+                    for child, seconds in started.values():
+                        found[name].append(seconds)
+                        child.end()
         return {name: seconds for name, seconds in found.items() if seconds}
 
     def memory(self, names):

@@ -50,7 +50,13 @@ def main():
     experiment = experiment_of(
         task, arguments.kernel or "auto", workers, arguments.precision or "float32"
     )
-    result = simulate(experiment, on_round=lambda *_: not gate(), show=False)
+
+    def on_round(record, params):
+        if arguments.save and record.round == 1:
+            np.savez(arguments.save.replace(".npz", "-first.npz"), **params)
+        return not gate()
+
+    result = simulate(experiment, on_round=on_round, show=False)
     if arguments.save:
         np.savez(arguments.save, **result.params)
     model = task.model()

@@ -1,8 +1,8 @@
 """pfl-research on one of simulation.py's tasks: run by it, with a Python that has it.
 
 Two processes that share each cohort, as its guide on distributed simulations has it: the first
-starts the second, and they sum by torch.distributed. pfl takes examples in the order in which they
-lie, without shuffling.
+starts the second, and they sum by torch.distributed. On a GPU it is one process, since NCCL refuses
+two on one card. pfl takes examples in the order in which they lie, without shuffling.
 """
 
 import importlib.metadata
@@ -11,8 +11,10 @@ import socket
 import subprocess
 import sys
 
-PROCESSES = 2
-if "PFL_WORKER_RANK" not in os.environ:  # before pfl is imported, which connects them
+PROCESSES = 2 if os.environ.get("SIMULATION_DEVICE", "cpu") == "cpu" else 1
+if (
+    PROCESSES > 1 and "PFL_WORKER_RANK" not in os.environ
+):  # before pfl is imported, which connects them
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     os.environ["PFL_WORKER_ADDRESSES"] = ",".join([f"127.0.0.1:{port}"] * PROCESSES)
@@ -62,6 +64,8 @@ class Gated(TrainingProcessCallback):
         self.gate = gate
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):  # noqa: ARG002
+        if PROCESSES == 1:
+            return not self.gate(), Metrics()
         first = os.environ["PFL_WORKER_RANK"] == "0"
         go_on = torch.tensor(int(self.gate()) if first else 0)
         torch.distributed.broadcast(go_on, 0)

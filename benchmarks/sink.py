@@ -19,6 +19,7 @@ import grpc
 from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server import config as server_config
+from fedloom.server import device_ports
 from fedloom.server.pki.authority import Authority
 
 
@@ -38,7 +39,7 @@ async def main(state, ready, port):
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     certificates = app.Certificates(Authority.load(state / "pki"), server_config.load(state).names)
-    server = grpc.aio.server(options=app.SERVER_OPTIONS)
+    server = grpc.aio.server(options=device_ports.SERVER_OPTIONS)
     handlers = {"Upload": grpc.stream_stream_rpc_method_handler(take)}
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(methods.FLEET_SERVICE, handlers),)

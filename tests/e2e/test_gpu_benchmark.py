@@ -25,7 +25,8 @@ def leave(gpu, folder, change=(), **models):
     """Models as the ways of a quick 2NN leave them."""
     for way in gpu.ways("2NN", "cpu", quick=True):
         weight = np.array([[1.0, -4.0]], np.float32) + dict(change).get(way.name, 0)
-        np.savez(gpu.saved(folder, way), weight=weight, **models)
+        for after in ("", "-first"):
+            np.savez(gpu.saved(folder, way, after), weight=weight, **models)
 
 
 def test_equal_models_agree(gpu, tmp_path):

@@ -195,12 +195,15 @@ async def sweep(context: FleetContext, every_s: float = SWEEP_S) -> None:
         await asyncio.sleep(every_s)
         revoked = await context.in_ledger(context.ledger.revoked_clients)
         now, age = datetime.now(UTC), time.monotonic()
-        calls = context.fleet.calls()
-        counts = Counter(call.client for call in calls)
+        calls, old = context.fleet.calls(), []
         for call in calls:
             if call.client in revoked:
                 call.end(Refusal(Code.REVOKED, f"The client {call.client!r} was revoked."))
             elif call.peer is not None and now >= call.peer.not_after:
                 call.end(Refusal(Code.EXPIRED, "The certificate has expired: renew it."))
-            elif age >= call.ages_at + (TRANSFER_S if counts[call.client] > 1 else 0.0):
+            elif age >= call.ages_at:
+                old.append(call)
+        counts = Counter(call.client for call in calls) if old else Counter()
+        for call in old:
+            if age >= call.ages_at + (TRANSFER_S if counts[call.client] > 1 else 0.0):
                 call.move()

@@ -26,7 +26,7 @@ from fedloom.simulation.training.stop import Goal, check_stop
 from fedloom.strategies.compatibility import check_optimizer
 from fedloom.strategies.privacy import Privacy
 
-KERNELS = ("auto", "resident", "channels-last", "fused", "compiled", "batched")
+KERNELS = ("auto", "resident", "channels-last", "fused", "compiled", "graphed", "batched")
 BACKENDS = ("local", "ray")
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("float32", "tf32", "bf16")

@@ -48,11 +48,14 @@ def test_auto_considers_the_data_and_the_optimizer():
 @pytest.mark.parametrize("name", choose.KERNELS)
 def test_a_kernel_is_chosen_by_name(name):
     model = CNN if name == "channels-last" else kernels.mlp()
-    assert _choose(name, model) == choose.Choice(name, "set by engine.kernel")
+    device = CUDA if name == "graphed" else kernels.CPU
+    assert _choose(name, model, device) == choose.Choice(name, "set by engine.kernel")
 
 
 def test_a_kernel_that_does_not_support_the_model_is_refused_with_advice():
     with pytest.raises(UsageError, match=r"'fused' .*does not support.*\"resident\""):
         _choose("fused", CNN)
+    with pytest.raises(UsageError, match=r"graphed needs a CUDA device, not cpu.*\"resident\""):
+        _choose("graphed", kernels.mlp())
     with pytest.raises(UsageError, match="among auto, resident, channels-last, fused, compiled"):
         _choose("fast", CNN)

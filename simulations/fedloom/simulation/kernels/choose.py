@@ -19,11 +19,17 @@ from fedloom.simulation.kernels.batched import Batched
 from fedloom.simulation.kernels.channels_last import ChannelsLast
 from fedloom.simulation.kernels.compiled import Compiled
 from fedloom.simulation.kernels.fused import Fused
+from fedloom.simulation.kernels.graphed import Graphed
 from fedloom.simulation.kernels.resident import Resident
 from fedloom.strategies import ClientRule
 
 AnyKernel: TypeAlias = (
-    type[Resident] | type[ChannelsLast] | type[Fused] | type[Compiled] | type[Batched]
+    type[Resident]
+    | type[ChannelsLast]
+    | type[Fused]
+    | type[Compiled]
+    | type[Graphed]
+    | type[Batched]
 )
 
 KERNELS: Mapping[str, AnyKernel] = {
@@ -31,6 +37,7 @@ KERNELS: Mapping[str, AnyKernel] = {
     "channels-last": ChannelsLast,
     "fused": Fused,
     "compiled": Compiled,
+    "graphed": Graphed,
     "batched": Batched,
 }
 AUTO = "auto"
@@ -78,7 +85,11 @@ def choose(  # noqa: PLR0917 - the inputs of the choice
     """
 
     def against(kind: AnyKernel) -> str:
-        return kind.lacks(special) or kind.carries(model, loss, rule, optimizer, population)
+        return (
+            kind.misses(device)
+            or kind.lacks(special)
+            or kind.carries(model, loss, rule, optimizer, population)
+        )
 
     if kernel == AUTO:
         return _auto(model, device, against)

@@ -52,23 +52,31 @@ class Compiled(Resident):
         named = {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
         self._params = list(named.values())
         self._plain = _program(self.model, self.loss, list(named))
-        self._compiled = _compile(self._plain)
+        self._faster = self.faster(self._plain)
+        self._anchors = [param.clone() for param in self._params]
+        self._lr, self._mu = (torch.zeros((), device=self.device) for _ in range(2))
 
-    @staticmethod
+    def faster(self, step: Step) -> Step:
+        """The step in the form that trains on full batches."""
+        return _compile(step)
+
+    @classmethod
     def carries(
+        cls,
         model: nn.Module,
-        loss: loop.Loss,  # noqa: ARG004 - all are supported
+        loss: loop.Loss,  # noqa: ARG003 - all are supported
         rule: ClientRule,
         optimizer: loop.MakeOptimizer | None,
-        population: Population | None = None,  # noqa: ARG004
+        population: Population | None = None,  # noqa: ARG003
     ) -> str:
         """See `OnModel.carries`."""
+        name = cls.__name__.lower()
         if optimizer not in (None, loop.SGD):
-            return "compiled supports only plain gradient descent"
+            return f"{name} supports only plain gradient descent"
         if type(rule) not in (Plain, FedProx):
-            return f"compiled supports only the client rules plain and fedprox, not {rule.name!r}"
+            return f"{name} supports only the client rules plain and fedprox, not {rule.name!r}"
         if next(model.buffers(), None) is not None:
-            return "compiled does not update buffers, such as those of batch normalisation"
+            return f"{name} does not update buffers, such as those of batch normalisation"
         return ""
 
     def fit(self, job: ClientJob, task: RoundTask, local: RuleContext) -> Fitted:
@@ -79,7 +87,7 @@ class Compiled(Resident):
             return self._fit(job, task), self.state.parts()
         except Exception as error:  # noqa: BLE001 - the compiler may raise anything
             reason = str(error).strip().splitlines() or [""]
-            self.note = f"not compiled ({type(error).__name__}: {reason[0]})"
+            self.note = f"not {type(self).__name__.lower()} ({type(error).__name__}: {reason[0]})"
         self.state.reset()
         return super().fit(job, task, local)
 
@@ -87,15 +95,18 @@ class Compiled(Resident):
     def _fit(self, job: ClientJob, task: RoundTask) -> loop.MetricSums:
         settings = task.settings
         pull = task.rule.mu if isinstance(task.rule, FedProx) else 0.0
-        anchors = [param.clone() for param in self._params] if pull else []
-        lr, mu = (torch.tensor(n, device=self.device) for n in (settings.learning_rate, pull))
+        anchors = self._anchors if pull else []
+        for anchor, param in zip(anchors, self._params, strict=False):
+            anchor.copy_(param)
+        self._lr.fill_(settings.learning_rate)
+        self._mu.fill_(pull)
         drawn = batches.training(self.holdings.source(job.client), settings, job.seed)
         totals = loop.MetricSums()
         self.model.train()
         with loop.seeded(job.seed, self.device):
             for x, y in drawn:
-                step = self._compiled if len(y) == settings.batch_size else self._plain
-                value, output = step(self._params, anchors, lr, mu, (x, y))
+                step = self._faster if len(y) == settings.batch_size else self._plain
+                value, output = step(self._params, anchors, self._lr, self._mu, (x, y))
                 totals.add(value, output, y)
         return totals
 

@@ -66,7 +66,8 @@ class OnModel:
         *,
         metrics: Mapping[str, Metric] | None = None,
     ) -> None:
-        if reason := self.carries(model, loss, Plain(), optimizer, population):
+        reason = self.misses(device) or self.carries(model, loss, Plain(), optimizer, population)
+        if reason:
             raise UsageError(
                 f"{type(self).__name__} cannot train this: {reason}. Use another kernel."
             )
@@ -98,6 +99,11 @@ class OnModel:
         population: Population | None = None,  # noqa: ARG004
     ) -> str:
         """Why this kernel does not support these; empty if it does."""
+        return ""
+
+    @classmethod
+    def misses(cls, device: torch.device) -> str:  # noqa: ARG003 - all are supported
+        """Why this kernel cannot run on a device; empty if it can."""
         return ""
 
     def evaluate(self, params: Params, start: int, stop: int) -> Measurement:
