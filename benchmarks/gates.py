@@ -3,8 +3,8 @@
 Clients upload the same bodies over mTLS in each round, to the gates in turn. Counted is the time of
 all servers, from the first round to the commit of the last one, without the threads that talk to
 the object store, which are shown apart. A run of one round goes before, in which every server loads
-what it needs: two seconds of numba alone. Both are measured in turns, on servers of their own. Prints
-a table and writes out/gates.json.
+what it needs: two seconds of numba alone. Both are measured in turns, on servers of their own.
+Prints a table and writes out/gates.json.
 """
 
 import argparse
@@ -119,8 +119,8 @@ def measure(num_gates, num_clients, num_values, rounds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=6)
-    parser.add_argument("--values", type=int, default=5_000_000)
+    parser.add_argument("--clients", type=int, default=192)
+    parser.add_argument("--values", type=int, default=250_000)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-TOLERANCE = 1e-3
-"""Of the largest value, between kernels: rounding, and a ReLU that switches by it."""
+TOLERANCE = 5e-3
+"""Of the largest value, between kernels: rounding, and ReLUs that switch by it. The round changes up
+to 0.2 of it, so that a step that is a tenth too long shows."""
 
 
 VERDICTS = {"tf32": "coarser", "bf16": "coarser"}

@@ -43,8 +43,8 @@ def test_one_bit_of_another_worker_differs(gpu, tmp_path):
     assert [row[0] for row in rows if row[3] == "DIFFERS"] == ["fedloom resident, bf16, 2"]
 
 
-@pytest.mark.parametrize(("change", "verdict"), [(0.003, "agrees"), (0.005, "DIFFERS")])
-def test_kernels_agree_within_a_thousandth_of_the_largest_weight(gpu, tmp_path, change, verdict):
+@pytest.mark.parametrize(("change", "verdict"), [(0.015, "agrees"), (0.025, "DIFFERS")])
+def test_kernels_agree_within_a_two_hundredth_of_the_largest_weight(gpu, tmp_path, change, verdict):
     names = ("fedloom batched, float32, 1", "fedloom batched, float32, 2")
     leave(gpu, tmp_path, dict.fromkeys(names, np.float32(change)))
     rows = gpu.agreement("2NN", "cpu", tmp_path, quick=True)
