@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 TOLERANCE = 5e-3
-"""Of the largest value, between kernels: rounding, and ReLUs that switch by it. The round changes up
-to 0.2 of it, so that a step that is a tenth too long shows."""
+"""Of the largest value, between kernels: rounding, and ReLUs that switch by it. A round changes up
+to a fifth of it, so that steps that are a tenth too long show."""
 
 
 VERDICTS = {"tf32": "coarser", "bf16": "coarser"}
