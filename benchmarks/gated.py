@@ -88,8 +88,13 @@ class Gated:
     def __exit__(self, *_):
         self._stack.close()
 
-    def enrol(self, names):
-        """Enrol clients as an enrolment does, without its round trips; settings by name."""
+    def enrol(self, names, **more):
+        """Enrol clients as an enrolment does, without its round trips; settings by name.
+
+        Args:
+            names: of the clients.
+            more: settings of each client.
+        """
         authority = Authority.load(self.driver.state / "pki")
         now, made, rows = datetime.now(UTC), {}, []
         for name in names:
@@ -101,7 +106,7 @@ class Gated:
             folder.mkdir(parents=True)
             store = ClientStore(folder / "client-state")
             store.save_identity(identity.key_to_pem(key), chain, authority.root_pem)
-            given = {"server": self.driver.settings.fleet, "state_dir": "client-state"}
+            given = {"server": self.driver.settings.fleet, "state_dir": "client-state", **more}
             made[name] = folder / "client.toml"
             made[name].write_text(template(given))
             rows.append({"serial": peer.serial, "not_after": peer.not_after.timestamp()})

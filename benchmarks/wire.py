@@ -9,7 +9,7 @@ import hashlib
 import grpc
 
 from fedloom.client.config import load
-from fedloom.client.network.connection import CHANNEL_OPTIONS
+from fedloom.client.network.connection import channel_options
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.transport import methods
 from fedloom.protocol.trust.identity import chain_pem
@@ -18,18 +18,20 @@ from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 
 
-def open_channel(path, options=CHANNEL_OPTIONS, server=""):
+def open_channel(path, options=(), server=""):
     """A connection of a client of its own, over mTLS.
 
     Args:
         path: of its client.toml.
-        options: of the channel.
+        options: of the channel, instead of a device's.
         server: host:port, if not that of the settings.
     """
     config = load(path)
     pem, root = ClientStore(config.state_dir).identity()
     credentials = grpc.ssl_channel_credentials(root, pem, chain_pem(pem))
-    return grpc.aio.secure_channel(server or config.server, credentials, options)
+    return grpc.aio.secure_channel(
+        server or config.server, credentials, options or channel_options(config)
+    )
 
 
 class Stream:

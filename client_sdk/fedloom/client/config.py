@@ -19,7 +19,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.settings import setting, toml
 from fedloom.protocol.tracing import Tracing
 from fedloom.protocol.transport import chunk_size
-from fedloom.protocol.transport.methods import CHUNK_BYTES
+from fedloom.protocol.transport.methods import CHUNK_BYTES, LEAST_PING_S
 from fedloom.strategies.setting_checks import in_words
 
 POLICY = "policy.toml"
@@ -53,6 +53,13 @@ class ClientConfig:
     )
     reconnect_s: float = setting(
         60.0, doc="longest time between attempts to reconnect, seconds", least=1e-3
+    )
+    ping_s: float = setting(
+        55.0,
+        doc="silence on the connection after which the device tests it, seconds; the server is "
+        "lost 20 s later. Best a little less than the server's ping_s: one of both is enough",
+        least=LEAST_PING_S,
+        most=3600,
     )
     attendance: Literal["stream", "check-in"] = setting(
         "stream",

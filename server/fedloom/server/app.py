@@ -318,9 +318,7 @@ class Server:
             None if authority is None else Certificates(authority, config.certificate_names)
         )
         if self._gate is None:
-            port, self.fleet_port = device_ports.fleet(
-                config.fleet, context, fleet, certificates, places
-            )
+            port, self.fleet_port = device_ports.fleet(config, context, fleet, certificates, places)
             self._ports.append(port)
             if self.turn is not None:
                 self.turn.state.streams = fleet.num_streams

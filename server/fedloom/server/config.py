@@ -17,7 +17,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.settings import setting, toml
 from fedloom.protocol.tracing import Tracing
 from fedloom.protocol.transport import chunk_size
-from fedloom.protocol.transport.methods import CHUNK_BYTES
+from fedloom.protocol.transport.methods import CHUNK_BYTES, LEAST_PING_S
 from fedloom.protocol.trust.private_files import private_opener, write_private
 from fedloom.server.check_in_pace import CheckInRules
 from fedloom.server.client_failures import ClientRules
@@ -87,6 +87,13 @@ class ServerConfig:
         8,
         doc="models or updates transferred at full speed at once, in each direction; others wait, "
         "in turn by client. Slow transfers have 64 times as many slots",
+    )
+    ping_s: float = setting(
+        60.0,
+        doc="silence of a device after which the server tests its connection, seconds; it is lost "
+        "20 s later. Large idle fleets save processor time by a longer one, also in client.toml",
+        least=LEAST_PING_S,
+        most=3600,
     )
     extra_download_bytes_per_s: int = setting(
         16 << 20,

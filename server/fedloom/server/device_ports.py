@@ -11,6 +11,7 @@ import grpc
 
 from fedloom.protocol.errors import Code, Refusal, UnavailableError
 from fedloom.protocol.transport import methods
+from fedloom.server.config import ServerConfig
 from fedloom.server.fleet import pacing
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.enrolment import EnrolmentService
@@ -27,6 +28,9 @@ GRACE_S = 1.0
 LOOK_S = 0.05
 """Interval at which a server that stops looks which streams may end."""
 
+STRANGER_PING_S = 60.0
+"""Silence after which a connection to the enrolment port is tested."""
+
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *methods.COMMON_OPTIONS,
     # Otherwise two servers could share a port unnoticed.
@@ -36,8 +40,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.server.max_pending_requests_hard_limit", 200_000),
     # Close connections that do not finish their handshake.
     ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_permit_without_calls", 1),
+    *methods.pings(STRANGER_PING_S),
     # Its traces are not used, and take one or two KiB per connection.
     ("grpc.enable_channelz", 0),
     # Half the default TLS buffer: 4 KiB less per idle client, at the same CPU per download.
@@ -104,7 +107,7 @@ def _configuration(bundle: ServerBundle, trusted_pem: bytes) -> grpc.ServerCerti
 
 
 def fleet(
-    address: str,
+    config: ServerConfig,
     context: FleetContext,
     service: FleetService,
     certificates: Certificates | None,
@@ -113,7 +116,7 @@ def fleet(
     """Make the server of devices that have certificates; returns it, and its port.
 
     Args:
-        address: to listen on.
+        config: with the address to listen on.
         context: of the service.
         service: of the devices.
         certificates: of the server; None on plaintext loopback.
@@ -122,13 +125,15 @@ def fleet(
     Raises:
         UnavailableError: it cannot listen there.
     """
-    limits = ((MAX_CONNECTIONS, places), (MAX_STREAMS, pacing.MAX_STREAMS))
-    server = grpc.aio.server(options=[*SERVER_OPTIONS, *limits])
+    limits = {MAX_CONNECTIONS: places, MAX_STREAMS: pacing.MAX_STREAMS}
+    options = dict(SERVER_OPTIONS) | dict(methods.pings(config.ping_s)) | limits
+    server = grpc.aio.server(options=[*options.items()])
     server.add_generic_rpc_handlers((service.handlers(),))
     begun = context.meters.connections.labels(meters.FLEET).inc
     if certificates is None:
-        return server, _bind(server, address, None)
-    return server, _bind(server, address, certificates.credentials(ask_client=True, begun=begun))
+        return server, _bind(server, config.fleet, None)
+    credentials = certificates.credentials(ask_client=True, begun=begun)
+    return server, _bind(server, config.fleet, credentials)
 
 
 def enrolment(

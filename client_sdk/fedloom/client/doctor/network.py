@@ -18,7 +18,7 @@ import grpc
 
 from fedloom.client.config import ClientConfig
 from fedloom.client.doctor.finding import CheckResult, fail, ok, skip, warn
-from fedloom.client.network.connection import CHANNEL_OPTIONS, CLOCK_S
+from fedloom.client.network.connection import CLOCK_S, channel_options
 from fedloom.client.network.diagnosis import diagnose
 from fedloom.client.state.identity_files import ENROL, StoredIdentity
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
@@ -234,10 +234,10 @@ def _rate(seconds_for: Callable[[int], float], round_trip_s: float) -> float:
 
 def _channel(config: ClientConfig, found: StoredIdentity | None) -> grpc.Channel:
     if found is None:
-        return grpc.insecure_channel(config.server, CHANNEL_OPTIONS)
+        return grpc.insecure_channel(config.server, channel_options(config))
     pem = found.pem
     credentials = grpc.ssl_channel_credentials(found.root_pem, pem, chain_pem(pem))
-    return grpc.secure_channel(config.server, credentials, CHANNEL_OPTIONS)
+    return grpc.secure_channel(config.server, credentials, channel_options(config))
 
 
 def clock(measured: LinkSpeed | None, found: StoredIdentity | None, now: datetime) -> CheckResult:

@@ -37,15 +37,17 @@ LAST_TIME = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
 CLOCK_S = 60.0
 """Difference from the server's clock that is logged."""
 
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    *methods.COMMON_OPTIONS,
-    # Before the server's ping is due, which an arriving one puts off: one of both is enough.
-    ("grpc.keepalive_time_ms", 55_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # Channels with equal arguments would share a connection, and with it a stale certificate.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-)
+
+def channel_options(config: ClientConfig) -> tuple[tuple[str, int], ...]:
+    """Options of every channel to the server."""
+    return (
+        *methods.COMMON_OPTIONS,
+        *methods.pings(config.ping_s),
+        # Channels with equal arguments would share a connection, and with it a stale certificate.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_retries", 0),
+    )
+
 
 OWN_CONNECTION_BYTES = 4 << 20
 """Transfers from this size on use a connection of their own: the server's gRPC keeps a read buffer
@@ -124,14 +126,14 @@ class Connection:
         """
         config = self._config
         if config.plaintext:
-            return grpc.aio.insecure_channel(config.server, CHANNEL_OPTIONS)
+            return grpc.aio.insecure_channel(config.server, channel_options(config))
         pem, root = self._store.identity()
         peer = identity.peer_from_pem(pem)
         self.name = peer.client
         if self.trust is None:
             self.trust = Trust(self._store, peer)
         credentials = grpc.ssl_channel_credentials(root, pem, identity.chain_pem(pem))
-        return grpc.aio.secure_channel(config.server, credentials, CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(config.server, credentials, channel_options(config))
 
     async def greet(self, stream: Any) -> None:
         """Send the hello and wait for the welcome."""

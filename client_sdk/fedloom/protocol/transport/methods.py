@@ -61,6 +61,17 @@ COMMON_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.http2.ping_timeout_ms", 20_000),
 )
 
+LEAST_PING_S: Final = 20.0
+"""Least silence before a ping: servers refuse more than one in 10 s."""
+
+
+def pings(after_s: float) -> tuple[tuple[str, int], ...]:
+    """Channel options that test a connection after so many seconds of silence."""
+    return (
+        ("grpc.keepalive_time_ms", round(1000 * after_s)),
+        ("grpc.keepalive_permit_without_calls", 1),
+    )
+
 
 M = TypeVar("M", bound=Message)
 

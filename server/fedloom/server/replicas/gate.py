@@ -187,9 +187,7 @@ class Gate:
         self._state.serving = Serving(context.meters, partial(of_transfers, context))
         self._stack.callback(setattr, self._state, "serving", None)
         certificates = Certificates(authority, config.certificate_names)
-        listening, self.port = device_ports.fleet(
-            config.fleet, context, service, certificates, places
-        )
+        listening, self.port = device_ports.fleet(config, context, service, certificates, places)
         self._stack.push_async_callback(rounds.drain)  # after the port is closed
         await listening.start()
         self._stack.push_async_callback(device_ports.stop, listening, context)
