@@ -5,7 +5,7 @@ launch than to run. A graph launches all of them at once. It reads and writes fi
 that each batch is copied to where the graph reads it.
 
 Invariant: the examples of every step are those of the deployed client. A graph runs the kernels
-that the uncaptured step runs.
+that the uncaptured step runs. What Python code of the model decides, it decided at the capture.
 
 Sources: NVIDIA, "CUDA C++ Programming Guide", section "CUDA Graphs"; `torch.cuda.graph`.
 """
