@@ -1,5 +1,6 @@
 """A silent network is noticed by whichever side tests the connection, as `ping_s` says."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -42,3 +43,24 @@ def test_a_device_notices_a_server_that_never_pings(tmp_path):
         return relay.connections > 1
 
     silenced(tmp_path, notices, server_s=NEVER_S, device_s=SOON_S)
+
+
+def test_pings_go_on_while_nothing_else_passes(tmp_path):
+    """gRPC's default is one a minute after the first two: four would take 160 s."""
+
+    async def scenario(federation, agents):
+        with Relay(federation.server.fleet_port) as relay:
+            await agents.enrol("far")
+            server = f"127.0.0.1:{relay.port}"
+            agents.configs["far"] = replace(agents.configs["far"], server=server, ping_s=SOON_S)
+            await agents.start("far", Adder())
+            for _ in range(4):
+                passed = relay.passed["up"]
+                await until(lambda passed=passed: relay.passed["up"] > passed)
+                await asyncio.sleep(1.0)  # what belongs to one ping
+
+    async def limited(federation, agents):
+        async with asyncio.timeout(120.0):
+            await scenario(federation, agents)
+
+    played(tmp_path, limited, ping_s=NEVER_S)

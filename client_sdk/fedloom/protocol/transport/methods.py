@@ -70,6 +70,8 @@ def pings(after_s: float) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.keepalive_time_ms", round(1000 * after_s)),
         ("grpc.keepalive_permit_without_calls", 1),
+        # Otherwise gRPC sends two, and then one a minute at most.
+        ("grpc.http2.max_pings_without_data", 0),
     )
 
 
