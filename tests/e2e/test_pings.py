@@ -46,7 +46,7 @@ def test_a_device_notices_a_server_that_never_pings(tmp_path):
 
 
 def test_pings_go_on_while_nothing_else_passes(tmp_path):
-    """gRPC's default is one a minute after the first two: four would take 160 s."""
+    """By default gRPC sends one a minute after the first two: four would take 160 s."""
 
     async def scenario(federation, agents):
         with Relay(federation.server.fleet_port) as relay:
