@@ -527,7 +527,7 @@ def test_another_content_for_a_filled_slot_is_refused(tmp_path):
     async def scenario(federation, devices):
         twice = devices[0]
         devices[1].stops = SHARES
-        await submit(federation, ZEROS, **short(phase_s=5.0))
+        await submit(federation, ZEROS, **short(phase_s=60.0))
         started(devices)
         await until(lambda: SHARES in twice.said)
         await twice.say(SHARES, twice.member._dealt.message.to_bytes())

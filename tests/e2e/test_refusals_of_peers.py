@@ -22,7 +22,7 @@ from fedloom.protocol.trust.identity import build_csr, generate_key, key_to_pem
 from fedloom.protocol.trust.signing import NONCE_BYTES
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
-from fedloom.server import app
+from fedloom.server import device_ports
 from fedloom.server.fleet import authenticate
 from fedloom.server.fleet.sessions import MAX_CALLS, Hold
 from fedloom.server.pki import certificates
@@ -163,7 +163,7 @@ def test_certificate_that_expires_on_a_live_connection(runner, arena, caplog, mo
             short = arena.federation.enrol("short", ttl_s=300.0)
             stream = await arena.federation.attend(short)
             channel = stream.channel
-            for module in (app, authenticate):
+            for module in (device_ports, authenticate):
                 monkeypatch.setattr(module, "datetime", Later)
             ended = await stream.ending()
             assert_refused(ended, Code.EXPIRED)
@@ -185,7 +185,7 @@ def test_revocation_cuts_a_live_stream_within_two_seconds(runner, arena, caplog)
             stream = await arena.federation.attend(eve)
             assert arena.federation.ledger.revoke("eve")
             ended = await stream.ending()
-            assert app.SWEEP_S < 2.0
+            assert device_ports.SWEEP_S < 2.0
             assert_refused(ended, Code.REVOKED)
             assert_recorded(arena, caplog, Code.REVOKED, "eve")
             assert arena.federation.contexts.fleet.get("eve") is None
