@@ -10,6 +10,7 @@ from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.tensors.container import read_params, write_params
 from fedloom.protocol.transport import methods
 from fedloom.protocol.transport.status import grpc_status
+from fedloom.server.engine.errors import OperatorRefused
 from fedloom.server.planning.spec import parse
 from fedloom.strategies import DELTA, FedAvg, Partial, weight_units
 from support.federation import upload
@@ -48,7 +49,8 @@ class Arena:
             yield OpenRound(self, run, offers)
         finally:
             if runs.get(run) is not None:  # the test has failed: the next one needs the clients
-                await runs.command(run, "stop")
+                with suppress(OperatorRefused):  # or the run is ending just now
+                    await runs.command(run, "stop")
 
     @property
     def digest(self):
