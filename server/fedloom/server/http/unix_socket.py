@@ -14,7 +14,7 @@ import pwd
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 BACKLOG = 128
 GRACE_S = 2
 """Seconds that requests have to finish when the server stops."""
+TICK_S = 1.0
+"""Interval at which the date in answers is updated."""
 
 
 @asynccontextmanager
@@ -78,7 +80,7 @@ async def run_until_cancelled(
     try:
         await asyncio.shield(serving)
     finally:
-        server.should_exit = True
+        server.end()
         await serving
 
 
@@ -142,12 +144,26 @@ class _Quiet(uvicorn.Server):
     """A uvicorn server that handles no signals and limits TLS handshakes.
 
     It opens its listeners itself: uvicorn does not limit handshakes, so each silent connection
-    would hold a file descriptor for a minute.
+    would hold a file descriptor for a minute. It looks once a second whether it has to end, and is
+    told when: uvicorn looks ten times, which is most of what an idle server does.
     """
 
     def __init__(self, config: uvicorn.Config, proxies: Networks) -> None:
         super().__init__(config)
         self._proxies = proxies
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Stop serving, soon."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        """Update the date in answers each second until the end."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._ending.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on the sockets."""

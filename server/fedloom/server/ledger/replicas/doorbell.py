@@ -7,6 +7,7 @@ commit, so none is part of an accept.
 import asyncio
 import logging
 import queue
+import select
 import threading
 import time
 from contextlib import suppress
@@ -78,9 +79,12 @@ class Doorbell:
             for channel in (self._own, CHANNEL):
                 connection.exec_driver_sql(f'LISTEN "{channel}"')
             self._wake(self.turned)  # for what came before
+            incoming = select.poll()  # psycopg would wake up ten times a second
+            incoming.register(listening, select.POLLIN)  # type: ignore[arg-type]
             while not self._closed:
                 self._wake(self.rung)
-                for each in listening.notifies(timeout=QUIET_S, stop_after=1):  # type: ignore[union-attr]
+                incoming.poll(1000 * QUIET_S)
+                for each in listening.notifies(timeout=0.0):  # type: ignore[union-attr]
                     if each.channel == CHANNEL:
                         self._wake(self.turned)
 
