@@ -105,6 +105,26 @@ def test_an_item_is_done_though_its_caller_is_cancelled(thread):
     assert two == 20
 
 
+def test_a_group_has_at_most_so_many_items(thread):
+    """The rest is done at the later places, each item once; who was cancelled is left out."""
+
+    async def scene():
+        free, done = threading.Event(), Doer()
+        grouped = Grouped(thread, done, most=2, until_cancelled=True)
+        blocker = thread.start(free.wait, PATIENCE_S)
+        calls = [asyncio.ensure_future(grouped(n)) for n in range(1, 7)]
+        await asyncio.sleep(0)
+        calls[1].cancel()
+        free.set()
+        await blocker
+        return done.groups, await asyncio.gather(*calls, return_exceptions=True)
+
+    groups, found = asyncio.run(scene())
+    assert groups == [[1, 3], [4, 5], [6]]
+    assert isinstance(found.pop(1), asyncio.CancelledError)
+    assert found == [10, 30, 40, 50, 60]
+
+
 def test_a_caller_does_not_wait_for_a_thread_that_is_closed():
     """What was queued is cancelled, and so is who waits for it."""
 

@@ -77,18 +77,27 @@ class Grouped(Generic[ItemT, T]):
     Args:
         thread: with one thread.
         do: does items in order; returns for each its result, or the error to raise.
+        most: items that are done together; None for any number.
+        until_cancelled: leave out items whose callers were cancelled before they were begun.
     """
 
     def __init__(
-        self, thread: Thread, do: Callable[[Sequence[ItemT]], Sequence[T | Exception]]
+        self,
+        thread: Thread,
+        do: Callable[[Sequence[ItemT]], Sequence[T | Exception]],
+        *,
+        most: int | None = None,
+        until_cancelled: bool = False,
     ) -> None:
         self._thread = thread
         self._do = do
+        self._most = most
+        self._until_cancelled = until_cancelled
         self._lock = threading.Lock()
         self._waiting: list[tuple[ItemT, asyncio.Future[T]]] = []
 
     async def __call__(self, item: ItemT) -> T:
-        """Do an item. It is done even if the caller is cancelled."""
+        """Do an item, by default even if the caller is cancelled."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         with self._lock:
@@ -99,7 +108,11 @@ class Grouped(Generic[ItemT, T]):
 
     def _take(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
-            group, self._waiting = self._waiting, []
+            waiting = self._waiting
+            if self._until_cancelled:
+                waiting = [each for each in waiting if not each[1].cancelled()]
+            most = len(waiting) if self._most is None else self._most
+            group, self._waiting = waiting[:most], waiting[most:]
         if not group:
             return
         results: Sequence[T | Exception]

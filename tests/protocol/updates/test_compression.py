@@ -15,7 +15,7 @@ from fedloom.protocol.codecs import codec
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import DTYPES, build_header, parse_header
-from fedloom.protocol.updates.addends import add_update
+from fedloom.protocol.updates.addends import UpdateFile, add_update, add_updates
 from fedloom.protocol.updates.body import BodyChecker
 from fedloom.protocol.updates.compression import (
     Scheme,
@@ -134,6 +134,23 @@ def test_encoded_updates_check_in_any_chunks_and_fold_to_their_values(tmp_path, 
     stats = verdict(header, body, limits(method, max_norm=1e4), cuts)
     assert stats.norm == pytest.approx(np.linalg.norm(np.concatenate(flat)), rel=1e-6)
     assert stats.max_abs == np.abs(np.concatenate(flat)).max()
+
+
+@BY_NAME
+def test_updates_of_several_forms_are_added_together(tmp_path, method):
+    """Encoded and not, whole and a box: the bits of one by one."""
+    box = Slice(((2, 22), (3, 33)))
+    updates, one, together = [], empty(), empty()
+    for seed, (w, encoded) in enumerate([(None, True), (box, True), (None, False), (None, True)]):
+        shape = SPECS["w"][1]
+        plain = TensorPart(DELTA, "w", Full(), values_of(shape, seed))
+        made = [coded(method, "w", seed, w) if encoded else plain, coded(method, "v", seed)]
+        header = announce(tmp_path / f"{seed}", made, method)
+        updates.append(UpdateFile(tmp_path / f"{seed}", header, 1.0 / (1 + seed)))
+        add_update(one, *updates[-1])
+    add_updates(together, updates)
+    assert together == one
+    assert together.count == 4
 
 
 @BY_NAME

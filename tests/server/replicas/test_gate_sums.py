@@ -76,10 +76,10 @@ def play(tmp_path, monkeypatch, end, broken="", storage=None):
     spec = SimpleNamespace(needs="sum", buffer_config=lambda: None)
     plan = SimpleNamespace(key=KEY, spec=spec, manifest=None)
 
-    def fold(self, client, _path, _header, _factor):
-        if client == broken:
+    def fold(self, updates):
+        if broken in updates:
             raise OSError("the disk does not answer")
-        self.folded.add(client)
+        self.folded.update(updates)
 
     monkeypatch.setattr(gate_sums.Folder, "fold", fold)
     monkeypatch.setattr(gate_sums.Folder, "save", lambda *_: [])

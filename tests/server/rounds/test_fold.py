@@ -1,5 +1,7 @@
 """Folding: the same bits in any order, with checkpoints and restarts, or an integrity error."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -8,9 +10,9 @@ from hypothesis import strategies as st
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import DTYPES
+from fedloom.protocol.updates.addends import UpdateFile, add_update
 from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.rounds import fold
 from fedloom.server.rounds.fold import CHECKPOINT_EVERY, Folder, restore
 from fedloom.strategies import DELTA, Full, Mask, Partial, Slice, exponent
 from fedloom.strategies.exact.partial import TensorSpec
@@ -50,6 +52,10 @@ def write(directory, number):
     return path, header
 
 
+def add(folder, client, update):
+    folder.fold({client: UpdateFile(*update)})
+
+
 @pytest.fixture(scope="module")
 def updates(tmp_path_factory):
     """Twenty updates on disk."""
@@ -62,7 +68,7 @@ def total(updates):
     """Their sum, folded in order without a restart."""
     folder = Folder(empty(), set())
     for number, update in enumerate(updates):
-        folder.fold(f"c{number}", *update)
+        add(folder, f"c{number}", update)
     return folder.partial
 
 
@@ -80,7 +86,7 @@ def test_restarts_and_any_order_give_the_same_bits(tmp_path, updates, total, *, 
     path.unlink(missing_ok=True)
     folder = restore(path, empty)
     for position, number in enumerate(order):
-        folder.fold(f"c{number}", *updates[number])
+        add(folder, f"c{number}", updates[number])
         if position in saves:
             released = folder.save(path)
             assert all(name.startswith("client-") for name in released)
@@ -88,23 +94,38 @@ def test_restarts_and_any_order_give_the_same_bits(tmp_path, updates, total, *, 
                 folder = restore(path, empty)
     folder = restore(path, empty)  # later updates than the last checkpoint are lost
     for number, update in enumerate(updates):
-        folder.fold(f"c{number}", *update)
+        add(folder, f"c{number}", update)
     assert folder.partial == total
     assert folder.folded == {f"c{n}" for n in range(20)}
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=20, deadline=None)
+@given(order=st.permutations(range(20)), cuts=st.sets(st.integers(1, 19)))
+def test_updates_that_are_folded_together_give_the_same_bits(updates, total, order, cuts):
+    """However they are grouped, and though some of a group are in the sum already."""
+    folder = Folder(empty(), set())
+    for start, stop in pairwise([0, *sorted(cuts), 20]):
+        group = order[max(start - 1, 0) : stop]
+        folder.fold({f"c{number}": UpdateFile(*updates[number]) for number in group})
+    assert folder.partial == total
+    assert len(folder.unsaved) == 20
 
 
 def test_update_folded_twice_counts_once(updates, total):
     folder = Folder(empty(), set())
     for _ in range(2):
         for number, update in enumerate(updates):
-            folder.fold(f"c{number}", *update)
+            add(folder, f"c{number}", update)
     assert folder.partial == total
 
 
 def test_checkpoint_is_due_at_fixed_intervals(tmp_path, updates):
     """The spool stays bounded, and each update is released once."""
     folder = Folder(empty(), set())
-    due = [folder.fold(f"c{n}", *update) for n, update in enumerate(updates)]
+    due = []
+    for number, update in enumerate(updates):
+        add(folder, f"c{number}", update)
+        due.append(folder.is_checkpoint_due)
     assert due.index(True) == CHECKPOINT_EVERY - 1
     assert len(folder.save(tmp_path / "sum")) == 20
     assert folder.save(tmp_path / "sum") == []
@@ -112,7 +133,8 @@ def test_checkpoint_is_due_at_fixed_intervals(tmp_path, updates):
 
 def test_update_without_tensors_needs_no_file(tmp_path):
     folder = Folder(empty(), set())
-    assert not folder.fold("c", tmp_path / "no such file", fleet_pb2.UpdateHeader(weight=1.0))
+    add(folder, "c", (tmp_path / "no such file", fleet_pb2.UpdateHeader(weight=1.0)))
+    assert not folder.is_checkpoint_due
     assert folder.folded == {"c"}
     assert folder.partial == empty()
     assert folder.save(tmp_path / "sum") == []
@@ -121,7 +143,7 @@ def test_update_without_tensors_needs_no_file(tmp_path):
 def test_half_written_checkpoint_is_ignored(tmp_path, updates):
     path = tmp_path / "sum"
     folder = Folder(empty(), set())
-    folder.fold("c0", *updates[0])
+    add(folder, "c0", updates[0])
     folder.save(path)
     (tmp_path / "sum.tmp").write_bytes(b"half")
     assert restore(path, empty).partial == folder.partial
@@ -131,11 +153,11 @@ def test_restored_sum_can_be_added_to(tmp_path, updates):
     """The folder copies the checkpoint's arrays; the file does not change."""
     path = tmp_path / "sum"
     folder = Folder(empty(), set())
-    folder.fold("c0", *updates[0])
+    add(folder, "c0", updates[0])
     folder.save(path)
     before = path.read_bytes()
     again = restore(path, empty)
-    again.fold("c1", *updates[1])
+    add(again, "c1", updates[1])
     assert path.read_bytes() == before
     assert again.partial != folder.partial
 
@@ -145,10 +167,10 @@ def test_truncated_body_is_an_integrity_error(tmp_path, updates):
     cut = tmp_path / "cut"
     cut.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(IntegrityError):
-        fold.add_update(empty(), cut, header)
+        add_update(empty(), cut, header)
     cut.write_bytes(b"")
     with pytest.raises(IntegrityError):
-        fold.add_update(empty(), cut, header)
+        add_update(empty(), cut, header)
 
 
 def narrow():
@@ -161,15 +183,15 @@ def test_restarts_keep_the_count_of_values_that_became_zero(tmp_path, updates, s
     """Some folded before a checkpoint, some lost with the process and folded again."""
     whole, rng = Folder(narrow(), set()), np.random.default_rng(seed)
     for number, update in enumerate(updates):
-        whole.fold(f"c{number}", *update)
+        add(whole, f"c{number}", update)
     folder, order = Folder(narrow(), set()), rng.permutation(20)
     for place in order[:12]:
-        folder.fold(f"c{place}", *updates[place])
+        add(folder, f"c{place}", updates[place])
         if place == order[7]:
             folder.save(tmp_path / "checkpoint")
     again = restore(tmp_path / "checkpoint", narrow)
     assert again.partial.nonzero < folder.partial.nonzero
     for place in order:
-        again.fold(f"c{place}", *updates[place])
+        add(again, f"c{place}", updates[place])
     assert again.partial == whole.partial
     assert 0 < whole.partial.vanished < whole.partial.nonzero

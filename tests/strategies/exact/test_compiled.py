@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from fedloom.strategies.exact import compiled
-from fedloom.strategies.exact.partial import DELTA, Full, Partial, TensorSpec, exponent
+from fedloom.strategies.exact.partial import (
+    BLOCK,
+    DELTA,
+    Addend,
+    Full,
+    Partial,
+    TensorSpec,
+    exponent,
+)
 from fedloom.strategies.exact.words import WORD_BITS
 
 pytest.importorskip("numba", reason="pip install 'fedloom[fast]'")
@@ -14,8 +22,19 @@ KEY = (DELTA, "w")
 S = exponent(8.0, 1e6)
 
 
-def summed(updates, dtype, *, fused, monkeypatch):
-    """The sum of updates (values, units), with the compiled fold or without."""
+def reader(values):
+    """What reads values block by block into one buffer, as a file is read."""
+    left, buffer = iter(np.split(values, range(BLOCK, values.size, BLOCK))), np.empty_like(values)
+
+    def read(count):
+        np.copyto(buffer[:count], next(left))
+        return buffer[:count]
+
+    return read
+
+
+def summed(updates, dtype, *, fused, together, monkeypatch):
+    """The sum of updates (values, units), with the compiled fold or without, one by one or not."""
     monkeypatch.setattr(compiled, "LEAST", 1 if fused else 1 << 60)
     used = []
     fold = compiled.fold()
@@ -23,8 +42,12 @@ def summed(updates, dtype, *, fused, monkeypatch):
         monkeypatch.setattr(compiled, "fold", lambda: lambda *a: used.append(1) or fold(*a))
     size = updates[0][0].size
     partial = Partial({KEY: TensorSpec(shape=(size,), dtype=np.dtype(dtype))}, S)
-    for values, units in updates:
-        partial.add_array(KEY, Full(), units, values)
+    if together:
+        addends = [Addend(units, reader(values)) for values, units in updates]
+        partial.add_each(KEY, Full(), addends)
+    else:
+        for values, units in updates:
+            partial.add_array(KEY, Full(), units, values)
     monkeypatch.undo()
     assert bool(used) == fused
     return partial
@@ -47,10 +70,13 @@ def test_sums_have_the_same_bits(dtype, deep, size, monkeypatch):
             else int(rng.integers(1 << 53)) << 50
         )
         updates.append((np.clip(values, -8, 8).astype(dtype), weight))
-    numpy, fused = (
-        summed(updates, dtype, fused=each, monkeypatch=monkeypatch) for each in (False, True)
+    numpy, fused, *together = (
+        summed(updates, dtype, fused=fused, together=together, monkeypatch=monkeypatch)
+        for together in (False, True)
+        for fused in (False, True)
     )
     assert fused == numpy
+    assert together == [numpy, numpy]
     found, wanted = fused.arrays()[0], numpy.arrays()[0]
     assert found.keys() == wanted.keys()
     assert all(np.array_equal(found[name], wanted[name]) for name in wanted)

@@ -15,7 +15,9 @@ from fedloom.strategies.exact.partial import (
     BLOCK,
     MAX_UNITS,
     MAX_WEIGHT_SUM,
+    MOST_ADDENDS,
     WEIGHT_UNIT,
+    Addend,
     Full,
     Mask,
     Partial,
@@ -129,6 +131,35 @@ def test_a_restart_from_a_checkpoint_does_not_change_a_bit(narrow, items, done):
         resumed.add_array(key, coverage, units, values)
     assert resumed == folded(items, narrow)
     assert resumed.specs == SPECS
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@settings(max_examples=50)
+@given(data=st.data())
+def test_updates_added_together_give_the_bits_of_one_by_one(narrow, data):
+    """Of one coverage, with stale ones and other dtypes among them."""
+    key = data.draw(st.sampled_from(sorted(SPECS)))
+    coverage = data.draw(coverages(SPECS[key].shape))
+    count = coverage.count(SPECS[key].shape)
+    value = st.floats(-MAX_ABS, MAX_ABS, width=16)
+    one, together, addends = (*(Partial(SPECS, EXPONENT, narrow=narrow) for _ in range(2)), [])
+    for _ in range(data.draw(st.integers(1, 5))):
+        dtype = data.draw(st.sampled_from([np.float16, np.float32, np.float64]))
+        values = np.array(data.draw(st.lists(value, min_size=count, max_size=count)), dtype)
+        units = weight_units(data.draw(st.floats(MIN_WEIGHT, MAX_WEIGHT)))
+        of_values = data.draw(st.sampled_from([units, units // 3, 0]))
+        one.add_array(key, coverage, units, values, value_units=of_values)
+        addends.append(Addend(units, iter_reader(values, []), of_values))
+    together.add_each(key, coverage, addends)
+    assert together == one
+    assert bits(together) == bits(one)
+
+
+def test_too_many_updates_at_once_are_refused():
+    """Sums of more could overflow before their carries."""
+    addends = [Addend(1, iter_reader(np.zeros(12), []))] * (MOST_ADDENDS + 1)
+    with pytest.raises(ValueError, match=f"Expected at most {MOST_ADDENDS} addends, got 65"):
+        Partial(SPECS, EXPONENT).add_each(("delta", "matrix"), Full(), addends)
 
 
 @settings(max_examples=30)

@@ -5,9 +5,10 @@ the same bits.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from fedloom.strategies.exact.grid import is_stochastic
 from fedloom.strategies.exact.partial import (
     DELTA,
     SCALAR,
+    Addend,
     Coverage,
     Full,
     Key,
@@ -38,31 +40,55 @@ from fedloom.strategies.masking.noise import MemberNoise
 from fedloom.strategies.staleness import discounted
 
 
+class UpdateFile(NamedTuple):
+    """An accepted update.
+
+    Attributes:
+        path: of its file.
+        header: its header.
+        factor: multiplies its deltas, from 0 to 1; below 1 for a stale update.
+    """
+
+    path: Path
+    header: fleet_pb2.UpdateHeader
+    factor: float = 1.0
+
+
 def add_update(
     partial: Partial, path: Path, header: fleet_pb2.UpdateHeader, factor: float = 1.0
 ) -> None:
     """Add an accepted update to a sum, reading its file block by block."""
-    units = weight_units(header.weight)
-    value_units = discounted(units, factor)
-    handle = os.open(path, os.O_RDONLY | positional_files.BINARY)
-    try:
-        layout = read_layout_at(handle)
-        for part in header.parts:
-            key = part.group, part.tensor
-            covered = _coverage(part, handle, layout, partial)
-            counted = value_units if part.group == DELTA else units
-            read: Callable[[int], NDArray[Any]]
-            if part.HasField("encoding"):
-                shape = covered.shape if isinstance(covered, Slice) else partial.specs[key].shape
-                read = _decoded(part, header.compression, handle, layout, shape)
-            else:
-                read = _Reader(handle, layout, part.values)
-            partial.add(key, covered, units, read, value_units=counted)
-    finally:
-        os.close(handle)
-    for name, value in header.scalars.items():
-        partial.add_array((SCALAR, name), Full(), units, np.array(value))
-    partial.count += 1
+    add_updates(partial, [UpdateFile(path, header, factor)])
+
+
+def add_updates(partial: Partial, updates: Sequence[UpdateFile]) -> None:
+    """Add accepted updates to a sum, at most `MOST_ADDENDS`, reading their files block by block.
+
+    Tensors that several of them cover whole are added together.
+
+    Raises:
+        IntegrityError: a file is not as its header says. The sum may contain parts of updates.
+    """
+    specs = partial.specs
+    whole: dict[Key, list[tuple[_Opened, fleet_pb2.Part]]] = {}
+    with ExitStack() as opened:
+        for update in updates:
+            file = opened.enter_context(_Opened(update))
+            for part in update.header.parts:
+                key = part.group, part.tensor
+                covered = file.coverage(part, specs[key])
+                if isinstance(covered, Full):
+                    whole.setdefault(key, []).append((file, part))
+                else:
+                    partial.add_each(key, covered, [file.addend(part, covered, specs[key])])
+        for key, parts in whole.items():
+            addends = [file.addend(part, Full(), specs[key]) for file, part in parts]
+            partial.add_each(key, Full(), addends)
+    for _, header, _ in updates:
+        units = weight_units(header.weight)
+        for name, value in header.scalars.items():
+            partial.add_array((SCALAR, name), Full(), units, np.array(value))
+    partial.count += len(updates)
 
 
 def masked_addends(
@@ -123,34 +149,59 @@ def rounding_draws(
     return uniform32(stream(seed, f"sum_bits/{key[0]}", key[1]))
 
 
-def _coverage(part: fleet_pb2.Part, handle: int, layout: Layout, partial: Partial) -> Coverage:
-    kind = part.WhichOneof("coverage")
-    if kind == "slice":
-        return Slice(tuple((r.start, r.stop) for r in part.slice.ranges))
-    if kind == "mask":
-        size = partial.specs[part.group, part.tensor].size
-        reader = _Reader(handle, layout, part.mask.bits)
-        packed = reader(layout.tensors[part.mask.bits].size)
-        return Mask(np.unpackbits(packed, count=size, bitorder="little").view(np.bool_))
-    return Full()
+class _Opened:
+    """An update whose file is open; a context manager."""
 
+    def __init__(self, update: UpdateFile) -> None:
+        self._header = update.header
+        self._units = weight_units(update.header.weight)
+        self._value_units = discounted(self._units, update.factor)
+        self._handle = os.open(update.path, os.O_RDONLY | positional_files.BINARY)
 
-def _decoded(
-    part: fleet_pb2.Part,
-    compression: fleet_pb2.Compression,
-    handle: int,
-    layout: Layout,
-    shape: tuple[int, ...],
-) -> Sequential:
-    """Reads the values of an encoded part in order, decoding block by block."""
-    codec = codec_of(compression)
-    if codec is None:
-        raise IntegrityError(f"Expected the codec of {part.tensor!r} in its header, got none.")
-    read = {
-        role: _at_random(_Reader(handle, layout, array_name(part.values, role)))
-        for role in part.encoding.arrays
-    }
-    return Sequential(codec.decoder(shape, part.encoding.seed, read), size_of(shape))
+    def __enter__(self) -> Self:
+        try:
+            self._layout = read_layout_at(self._handle)
+        except BaseException:
+            os.close(self._handle)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+
+    def coverage(self, part: fleet_pb2.Part, spec: TensorSpec) -> Coverage:
+        """The coordinates of a part."""
+        kind = part.WhichOneof("coverage")
+        if kind == "slice":
+            return Slice(tuple((r.start, r.stop) for r in part.slice.ranges))
+        if kind == "mask":
+            packed = self._reader(part.mask.bits)(self._layout.tensors[part.mask.bits].size)
+            bits = np.unpackbits(packed, count=spec.size, bitorder="little")
+            return Mask(bits.view(np.bool_))
+        return Full()
+
+    def addend(self, part: fleet_pb2.Part, covered: Coverage, spec: TensorSpec) -> Addend:
+        """What a part adds to its tensor."""
+        read: Callable[[int], NDArray[Any]] = (
+            self._decoded(part, covered.shape if isinstance(covered, Slice) else spec.shape)
+            if part.HasField("encoding")
+            else self._reader(part.values)
+        )
+        return Addend(self._units, read, self._value_units if part.group == DELTA else self._units)
+
+    def _decoded(self, part: fleet_pb2.Part, shape: tuple[int, ...]) -> Sequential:
+        """Reads the values of an encoded part in order, decoding block by block."""
+        codec = codec_of(self._header.compression)
+        if codec is None:
+            raise IntegrityError(f"Expected the codec of {part.tensor!r} in its header, got none.")
+        read = {
+            role: _at_random(self._reader(array_name(part.values, role)))
+            for role in part.encoding.arrays
+        }
+        return Sequential(codec.decoder(shape, part.encoding.seed, read), size_of(shape))
+
+    def _reader(self, name: str) -> "_Reader":
+        return _Reader(self._handle, self._layout, name)
 
 
 def _at_random(reader: "_Reader") -> Read:

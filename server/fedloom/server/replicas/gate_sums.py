@@ -11,9 +11,13 @@ round are disjoint. A row names only a sum that is durable.
 
 import logging
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 from fedloom.protocol.crash_points import crossing
+from fedloom.protocol.updates.addends import UpdateFile
 from fedloom.server.background_tasks import BackgroundTasks
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.ledger import AcceptedUpdate
@@ -21,7 +25,8 @@ from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import timed
 from fedloom.server.planning import limits
 from fedloom.server.planning.round_plan import RoundPlan
-from fedloom.server.rounds.fold import Folder, factor
+from fedloom.server.rounds.fold import TOGETHER, Folder, factor
+from fedloom.server.threads import Grouped
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +37,17 @@ MOST_UPDATES, MOST_BYTES = 256, 4 << 30
 to the driver."""
 
 
+class _Waiting(NamedTuple):
+    """An update to be folded."""
+
+    update: AcceptedUpdate
+    factor: float
+
+
 @dataclass(slots=True)
 class _Sum:
     folder: Folder
+    fold: Grouped[_Waiting, None]
     folding: BackgroundTasks = field(default_factory=BackgroundTasks)
     is_whole: bool = True  # no update was added in part
     num_updates: int = 0
@@ -70,33 +83,44 @@ class GateSums:
             return
         key = update.run, update.counted
         if key not in self._sums and plan.spec.needs == "sum":
-            empty = limits.empty_sum(plan.spec, plan.manifest)
-            self._sums[key] = _Sum(Folder(empty, set()))
+            folder = Folder(limits.empty_sum(plan.spec, plan.manifest), set())
+            fold = partial(self._fold_in_thread, folder)
+            self._sums[key] = _Sum(folder, Grouped(self._server.in_fold, fold, most=TOGETHER))
         if (sum_ := self._sums.get(key)) is None:
             self._server.spool.release_copy(update.file)  # the driver fetches it
             return
-        sum_.folding.start(self._fold(sum_, update, factor(plan.spec, update.staleness)))
+        waiting = _Waiting(update, factor(plan.spec, update.staleness))
+        sum_.folding.start(self._fold(sum_, waiting))
         sum_.num_updates += 1
         sum_.size_bytes += update.size_bytes
         if sum_.is_full:
             self._sealing.start(self._seal(key, self._sums.pop(key)))
 
-    async def _fold(self, sum_: _Sum, update: AcceptedUpdate, factor_: float) -> None:
-        server, extra = self._server, about(update.client, update.run, update.round)
-
-        def fold() -> None:
-            with timed(server.meters.fold_s):
-                path, header = server.spool.path(update.file), server.spool.header(update.file)
-                sum_.folder.fold(update.client, path, header, factor_)
-            server.spool.release_copy(update.file)
-
+    async def _fold(self, sum_: _Sum, waiting: _Waiting) -> None:
         try:
-            await server.in_fold(fold)
+            await sum_.fold(waiting)
         except Exception:  # perhaps in the middle of its values
             sum_.is_whole = False
+            update = waiting.update
+            extra = about(update.client, update.run, update.round)
             log.exception(
                 "the driver folds this sum: that of %s failed", update.client, extra=extra
             )
+
+    def _fold_in_thread(self, folder: Folder, group: Sequence[_Waiting]) -> list[None]:
+        spool = self._server.spool
+        with timed(self._server.meters.fold_s, times=len(group)):
+            folder.fold(
+                {
+                    update.client: UpdateFile(
+                        spool.path(update.file), spool.header(update.file), factor
+                    )
+                    for update, factor in group
+                }
+            )
+        for update, _ in group:
+            spool.release_copy(update.file)
+        return [None] * len(group)
 
     async def seal(self, key: Key) -> None:
         """Seal the sum of a round that has closed, once."""

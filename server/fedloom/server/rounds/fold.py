@@ -6,7 +6,7 @@ the sum is of integers.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.tensors.container import read_params, write_file
-from fedloom.protocol.updates.addends import add_update
+from fedloom.protocol.updates.addends import UpdateFile, add_updates
 from fedloom.protocol.updates.site_sum import add_site_sum, metrics_of_site
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.ledger.rows import AcceptedRow
@@ -23,7 +23,10 @@ from fedloom.server.planning.spec import RunSpec
 from fedloom.strategies.exact.partial import Partial
 
 CHECKPOINT_EVERY = 16
-"""Updates between checkpoints of a round's sum; limits disk space and the work of a restart."""
+"""Updates after which a sum has a checkpoint; limits disk space and the work of a restart."""
+
+TOGETHER = 8
+"""Most updates that are folded together: a block of the sum is in the cache for all of them."""
 
 
 def factor(spec: RunSpec, staleness: int) -> float:
@@ -40,29 +43,25 @@ class Folder:
         self.folded = folded
         self.unsaved: list[str] = []
 
-    def fold(
-        self, client: str, path: Path, header: fleet_pb2.UpdateHeader, factor: float = 1.0
-    ) -> bool:
-        """Add one accepted update; adding it again changes nothing.
+    def fold(self, updates: Mapping[str, UpdateFile]) -> None:
+        """Add accepted updates, at most `MOST_ADDENDS`; adding one again changes nothing.
 
         Args:
-            client: the sender.
-            path: of the spool file.
-            header: of the update.
-            factor: multiplies its deltas, from 0 to 1; below 1 for a stale update.
-
-        Returns:
-            Whether a checkpoint is due.
+            updates: by their senders.
         """
-        if client in self.folded:
-            return False
-        if header.parts:
+        new = {client: each for client, each in updates.items() if client not in self.folded}
+        with_tensors = [each for each in new.values() if each.header.parts]
+        for path, header, _ in with_tensors:
             if header.HasField("site"):
                 add_site_sum(self.partial, path, header)
-            else:
-                add_update(self.partial, path, header, factor)
-            self.unsaved.append(path.name)
-        self.folded.add(client)
+        of_devices = [each for each in with_tensors if not each.header.HasField("site")]
+        add_updates(self.partial, of_devices)
+        self.unsaved += [each.path.name for each in with_tensors]
+        self.folded.update(new)
+
+    @property
+    def is_checkpoint_due(self) -> bool:
+        """Whether the sum has enough updates that no checkpoint has."""
         return len(self.unsaved) >= CHECKPOINT_EVERY
 
     def merge(self, sealed: "Folder", members: Collection[str]) -> bool:

@@ -9,15 +9,18 @@ before the ledger says that the round is committed.
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from fedloom.protocol import tracing
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.task_description import FileRef
 from fedloom.protocol.tensors.file_arrays import Scratch
+from fedloom.protocol.updates.addends import UpdateFile
 from fedloom.server.background_tasks import BackgroundTasks
 from fedloom.server.engine import BestModel
 from fedloom.server.ledger.rows import AcceptedRow, MetricsRow
@@ -39,6 +42,7 @@ from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.storage_retry import retry_storage
 from fedloom.server.storage.objects.interface import DamagedObjectError, MissingObjectError
 from fedloom.server.storage.stored_updates import SpoolUpdates, StoredUpdate
+from fedloom.server.threads import Grouped
 from fedloom.strategies import Partial
 from fedloom.strategies.privacy import Participations
 
@@ -66,6 +70,15 @@ class StoredResult:
     best: BestModel | None = None
 
 
+class _Waiting(NamedTuple):
+    """An update to be folded; `above` is the span around it."""
+
+    client: str
+    file: str
+    factor: float
+    above: str
+
+
 def checkpoint_name(key: tuple[str, int]) -> str:
     """The file in the spool with the sum of a round's updates so far."""
     return f"{key[0]}.{key[1]}..sum"
@@ -80,6 +93,9 @@ class RoundSum:
         self._checkpoint: Path = context.spool.path(checkpoint_name(plan.key))
         self._folder = fold.Folder(self._empty(), set())
         self._folding = BackgroundTasks()
+        self._fold_together: Grouped[_Waiting, list[str]] = Grouped(
+            context.in_fold, self._fold_in_thread, most=fold.TOGETHER, until_cancelled=True
+        )
         self._error: Exception | None = None
         self._finishing = False
         self._sealed: list[str] = []  # files of gates' sums
@@ -115,7 +131,7 @@ class RoundSum:
         try:
             above = tracing.current()
             await self._context.fetch(file)
-            done = await self._context.in_fold(self._fold_in_thread, client, file, factor, above)
+            done = await self._fold_together(_Waiting(client, file, factor, above))
         except Exception as error:
             number, extra = self._plan.number, about(client, *self._plan.key)
             log.exception("round %d: cannot fold the update of %s", number, client, extra=extra)
@@ -124,15 +140,26 @@ class RoundSum:
         for name in done:
             self._context.spool.release_copy(name)
 
-    def _fold_in_thread(self, client: str, file: str, factor: float, above: str) -> list[str]:
-        if client in self._folder.folded:
-            return []
-        spool = self._context.spool
-        span = self._context.tracer.span("fold", above, client=client)
-        with span, timed(self._context.meters.fold_s):
-            due = self._folder.fold(client, spool.path(file), spool.header(file), factor)
-        crossing("fold.after")
-        return self._folder.save(self._checkpoint) if due else []
+    def _fold_in_thread(self, waiting: Sequence[_Waiting]) -> list[list[str]]:
+        """Fold updates; the first caller releases what a checkpoint has made unnecessary."""
+        spool, meter = self._context.spool, self._context.meters.fold_s
+        new = {each.client: each for each in waiting if each.client not in self._folder.folded}
+        if not new:
+            return [[] for _ in waiting]
+        updates = {
+            client: UpdateFile(spool.path(file), spool.header(file), factor)
+            for client, file, factor, _ in new.values()
+        }
+        with ExitStack() as spans, timed(meter, times=len(new)):
+            for each in new.values():
+                span = self._context.tracer.span("fold", each.above, client=each.client)
+                spans.enter_context(span)
+            self._folder.fold(updates)
+        for _ in new:
+            crossing("fold.after")
+        due = self._folder.is_checkpoint_due
+        done = self._folder.save(self._checkpoint) if due else []
+        return [done, *([] for _ in waiting[1:])]
 
     async def finish(self, accepted: Iterable[AcceptedRow]) -> "StoredResult":
         """Compute the run's next state from all accepted updates, and store it.

@@ -61,6 +61,7 @@ __all__ = [
     "MAX_WEIGHT_SUM",
     "SCALAR",
     "WEIGHT_UNIT",
+    "Addend",
     "Coverage",
     "Floats",
     "Full",
@@ -83,6 +84,8 @@ DELTA: Final = "delta"
 """The group of updates to the parameters: trained minus received."""
 SCALAR: Final = "scalar"
 """The group of single numbers that clients send, by name."""
+MOST_ADDENDS: Final = 64
+"""Updates that can be added at once."""
 _HEADROOM: Final = 12
 """Bits by which word 0 of an exact sum is coarser than 2^-s, so that addends are below 2^50."""
 WEIGHT_EXPONENT: Final = 20
@@ -102,6 +105,30 @@ class TensorSpec:
     def size(self) -> int:
         """The number of coordinates."""
         return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Addend:
+    """What one update adds to a tensor.
+
+    Attributes:
+        units: the weight, from `weight_units()`.
+        read: called with n > 0, returns the next n values, 1-D, float16, 32 or 64, or ints; they
+            are used before the next call.
+        value_units: factor of the values, from 0 to `units`, below `units` for a stale update;
+            None for `units`.
+        draws: round the values of a narrow sum stochastically by these; None for to nearest.
+    """
+
+    units: int
+    read: Read
+    value_units: int | None = None
+    draws: Draws | None = None
+
+    @property
+    def factor(self) -> int:
+        """The units by which values are multiplied."""
+        return self.units if self.value_units is None else self.value_units
 
 
 class _Entry:
@@ -236,52 +263,66 @@ class Partial:
         value_units: int | None = None,
         draws: Draws | None = None,
     ) -> None:
-        """Add one part of one update, reading its values block by block.
-
-        The values must be finite and within the bounds of the exponent; that is checked on
-        admission, not here. If `read` fails, the sums of this key contain part of an update: start
-        again from a checkpoint.
+        """Add one part of one update, reading its values block by block; see `add_each`.
 
         Args:
             key: the tensor.
             coverage: coordinates of the values, in row-major order.
-            units: the weight, from `weight_units()`.
-            read: called with n > 0, returns the next n values, 1-D, float16, 32 or 64, or ints.
-            value_units: factor of the values, from 0 to `units`, below `units` for a stale update;
-                None for `units`.
-            draws: round the addends of a narrow sum stochastically by these; None for to nearest.
+            units: see `Addend`, as for the other arguments.
+            read: of the values.
+            value_units: factor of the values.
+            draws: round stochastically.
+
+        Raises:
+            ValueError: as `add_each`.
+        """
+        self.add_each(key, coverage, [Addend(units, read, value_units, draws)])
+
+    def add_each(self, key: Key, coverage: Coverage, addends: Sequence[Addend]) -> None:
+        """Add the parts of some updates that cover the same coordinates, block by block.
+
+        A block of the sum is then in the processor's cache for all of them. The values must be
+        finite and within the bounds of the exponent; that is checked on admission, not here. If a
+        `read` fails, the sums of this key contain parts of updates: start again from a checkpoint.
+
+        Args:
+            key: the tensor.
+            coverage: coordinates of the values, in row-major order.
+            addends: one of each update, at most `MOST_ADDENDS`.
 
         Raises:
             ValueError: unknown key, coverage outside the tensor, units outside 1..`MAX_UNITS`,
-                value_units outside 0..units, or `read` returned another number of values.
+                value_units outside 0..units, too many addends, or a `read` returned another number
+                of values.
         """
-        value_units = units if value_units is None else value_units
-        if not 0 <= value_units <= units:
-            raise ValueError(f"Expected value_units in 0..{units}, got {value_units}.")
-        entry = self._checked(key, coverage, units)
+        if len(addends) > MOST_ADDENDS:
+            raise ValueError(f"Expected at most {MOST_ADDENDS} addends, got {len(addends)}.")
+        entry = None
+        for each in addends:
+            if not 0 <= each.factor <= each.units:
+                raise ValueError(f"Expected value_units in 0..{each.units}, got {each.factor}.")
+            entry = self._checked(key, coverage, each.units)
         if entry is None:
             return
-        shape = entry.spec.shape
         assert entry.sums is not None
-        if self.narrow:
-            scaler = Scaler(value_units, self._base, min(BLOCK, coverage.count(shape)), draws)
-            counts = value_units > 0  # a weight of zero is no rounding
-            self._add_rounded(entry.sums, coverage, shape, read, scaler, counts=counts)
-        else:
-            self._add_exactly(entry.sums, coverage, shape, value_units, read)
-        entry.add_weight(coverage, units)
+        add = self._add_rounded if self.narrow else self._add_exactly
+        add(entry.sums, coverage, entry.spec.shape, addends)
+        for each in addends:
+            entry.add_weight(coverage, each.units)
 
     def _add_rounded(
-        self, words: Words, coverage: Coverage, shape: tuple[int, ...], read: Read, scaler: Scaler,
-        *, counts: bool,
-    ) -> None:  # fmt: skip
+        self, words: Words, coverage: Coverage, shape: tuple[int, ...], addends: Sequence[Addend]
+    ) -> None:
         view = coverage.view(words.word(0), shape)
+        capacity = min(BLOCK, coverage.count(shape))
+        scalers = [Scaler(each.factor, self._base, capacity, each.draws) for each in addends]
         for index, block in coverage.blocks(shape, BLOCK):
-            values = _checked_values(read, math.prod(block))
-            addends = scaler.addends(values)
-            coverage.accumulate(view, index, addends.reshape(block))
-            if counts:
-                self._count_zeros(values, addends)
+            for each, scaler in zip(addends, scalers, strict=True):
+                values = _checked_values(each.read, math.prod(block))
+                ints = scaler.addends(values)
+                coverage.accumulate(view, index, ints.reshape(block))
+                if each.factor:  # a weight of zero is no rounding
+                    self._count_zeros(values, ints)
 
     def _count_zeros(self, values: NDArray[Any], addends: Ints) -> None:
         kept = int(np.count_nonzero(addends))
@@ -291,17 +332,19 @@ class Partial:
         self.vanished += nonzero - kept
 
     def _add_exactly(
-        self, words: Words, coverage: Coverage, shape: tuple[int, ...], units: int, read: Read
+        self, words: Words, coverage: Coverage, shape: tuple[int, ...], addends: Sequence[Addend]
     ) -> None:
         slicer, times = Slicer(words, coverage, shape, self._most), 0
         for index, block in coverage.blocks(shape, BLOCK):
-            values = _checked_values(read, math.prod(block))
-            parts = halves(values) if is_wide(values.dtype) else (values,)
-            scales = exact_scales(units, self._base, values.dtype)
-            for part in parts:
-                for scale in scales:
-                    slicer.add(index, block, part, scale)
-            times = len(parts) * len(scales)
+            times = 0
+            for each in addends:
+                values = _checked_values(each.read, math.prod(block))
+                parts = halves(values) if is_wide(values.dtype) else (values,)
+                scales = exact_scales(each.factor, self._base, values.dtype)
+                for part in parts:
+                    for scale in scales:
+                        slicer.add(index, block, part, scale)
+                times += len(parts) * len(scales)
         slicer.finish(times)
 
     def add_array(
