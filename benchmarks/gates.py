@@ -1,10 +1,11 @@
 """Processor time of servers for each gigabyte of updates, with one gate and with three.
 
-Clients upload the same bodies over mTLS in each round, to the gates in turn. Counted is the time of
-all servers, from the first round to the commit of the last one, without the threads that talk to
-the object store, which are shown apart. A run of one round goes before, in which every server loads
-what it needs: two seconds of numba alone. Both are measured in turns, on servers of their own.
-Prints a table and writes out/gates.json.
+Clients upload the same bodies over mTLS in each round, to the gates in turn, a few at once however
+many gates there are: the machine is loaded alike. Counted is the time of all servers, from the
+first round to the commit of the last one, without the threads that talk to the object store, which
+are shown apart. A run of one round goes before, in which every server loads what it needs: two
+seconds of numba alone. Both are measured in turns, on servers of their own. Prints a table and
+writes out/gates.json.
 """
 
 import argparse
@@ -26,6 +27,8 @@ from fedloom.protocol.tensors.container import write_file
 
 SPAWN = multiprocessing.get_context("spawn")
 READY_S = 300.0
+AT_ONCE = 6
+"""Uploads in progress, of all gates."""
 STORE_THREADS = "tokio"
 """Begins the names of the threads in which obstore sends and receives."""
 
@@ -38,7 +41,8 @@ def play(given, body, rounds, pipe):
 async def _play(given, body, rounds, pipe):
     clients = [await _begin(*each) for each in given]
     pipe.send("attending")
-    await asyncio.gather(*(_answer(*each, body, rounds) for each in clients))
+    places = asyncio.Semaphore(AT_ONCE)
+    await asyncio.gather(*(_answer(each, body, rounds, places) for each in clients))
     pipe.recv()
 
 
@@ -48,15 +52,16 @@ async def _begin(path, server):
     return await Stream(path.parent.name, channel).begin(), channel, store
 
 
-async def _answer(stream, channel, store, body, rounds):
-    done = 0
+async def _answer(client, body, rounds, places):
+    (stream, channel, store), done = client, 0
     async for task in stream.offers():
         await stream.accept(task)
         header = header_for(body.header, stream.name, task)
         path = store.body_path(task.key.run, task.key.round)
         path.unlink(missing_ok=True)
         path.hardlink_to(body.path)
-        await transfer.upload(channel, header, store, "the server")
+        async with places:
+            await transfer.upload(channel, header, store, "the server")
         path.unlink()
         done += 1
         if done == rounds:

@@ -150,12 +150,16 @@ class GateRounds:
                         await self._masking.follow((row.run, row.number))
 
     async def _end(self, key: Key) -> None:
-        await self._sums.seal(key)  # if the driver did not ask for it
+        await self._seal(key)  # if the driver did not ask for it
         self._sums.forget(key)
 
     def close(self, key: Key) -> None:
         """A round has closed: the driver waits for its sum."""
-        self._sealing.start(self._sums.seal(key))
+        self._sealing.start(self._seal(key))
+
+    async def _seal(self, key: Key) -> None:
+        await self._sums.seal(key)
+        self._bell.ring(DRIVER)
 
     async def drain(self) -> None:
         """Seal all sums: nothing is accepted any more."""

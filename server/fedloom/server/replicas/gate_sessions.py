@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
@@ -47,8 +47,8 @@ BATCH_S = 0.005
 SEAL_S = 2.0
 """Longest wait for a gate's sum of a closed round; later its bodies are folded here."""
 
-LOOK_S = 0.02
-"""Interval at which the ledger is read for such sums."""
+LOOK_S = 0.2
+"""Interval at which the ledger is read for such sums, beside the gates' notifications."""
 
 
 class GateCall(Call):
@@ -93,6 +93,7 @@ class GateSessions:
         self._letters: list[Mail] = []
         self._masking = BackgroundTasks()
         self._due = asyncio.Event()
+        self._news = asyncio.Event()  # gates have told something, or sealed a sum
 
     # ---- from gates ----
 
@@ -108,6 +109,7 @@ class GateSessions:
         while True:
             await rung.wait()
             rung.clear()
+            self._news.set()
             try:
                 received = await server.in_ledger(server.ledger.take_inbox)
             except DBAPIError as error:
@@ -225,8 +227,11 @@ class GateSessions:
         server, until = self._server, time.monotonic() + SEAL_S
         for gate in await self._unsealed(key):
             self._post(Mail(gate, "", Mailed.CLOSED, json.dumps(key).encode()))
-        while await self._unsealed(key) and time.monotonic() < until:  # noqa: ASYNC110 - rows, no event
-            await asyncio.sleep(LOOK_S)
+        while await self._unsealed(key) and time.monotonic() < until:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._news.wait()
+            self._news.clear()
         return await server.in_ledger(server.ledger.accepted, *key)
 
     async def _unsealed(self, key: tuple[str, int]) -> set[str]:
