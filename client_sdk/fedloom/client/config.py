@@ -55,7 +55,7 @@ class ClientConfig:
         60.0, doc="longest time between attempts to reconnect, seconds", least=1e-3
     )
     ping_s: float = setting(
-        110.0,
+        140.0,
         doc="silence on the connection after which the device tests it, seconds; the server is "
         "lost 20 s later. Best a little less than the server's ping_s: one of both is enough",
         least=LEAST_PING_S,

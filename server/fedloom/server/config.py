@@ -89,7 +89,7 @@ class ServerConfig:
         "in turn by client. Slow transfers have 64 times as many slots",
     )
     ping_s: float = setting(
-        120.0,
+        150.0,
         doc="silence of a device after which the server tests its connection, seconds; it is lost "
         "20 s later. Large idle fleets save processor time by a longer one, also in client.toml",
         least=LEAST_PING_S,
