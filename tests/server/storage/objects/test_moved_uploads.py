@@ -8,6 +8,7 @@ import pytest
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.ledger.rows import AcceptedRow
 from fedloom.server.rounds.round_sum import RoundSum
+from fedloom.server.threads import Thread
 
 KEY = ("run-abc", 1)
 BODIES = {"ann": b"a" * 2500, "bob": b"b" * 2500}
@@ -44,28 +45,28 @@ def test_a_part_on_the_drivers_disk_is_not_folded(machines, monkeypatch, part_by
     async def fetch(file, *, if_kept=False):
         driver.spool.fetch_kept(file) if if_kept else driver.spool.fetch(file)
 
-    async def call(function, *args):
-        return function(*args)
-
     async def sealed(_):
         return rows
 
-    def fold(sum_, client, file, _factor, _above):
-        folded[client] = driver.spool.path(file).read_bytes()[:2500]
-        return []
+    def fold(sum_, waiting):
+        for each in waiting:
+            folded[each.client] = driver.spool.path(each.file).read_bytes()[:2500]
+        return [[] for _ in waiting]
 
     def finish(sum_, accepted):
         if needs == "updates":
             for row in accepted:
                 driver.spool.fetch(row.file)
-                fold(sum_, row.client, row.file, 1.0, "")
+                fold(sum_, [row])
 
     monkeypatch.setattr(RoundSum, "_fold_in_thread", fold)
     monkeypatch.setattr(RoundSum, "_finish_in_thread", finish)
     monkeypatch.setattr(RoundSum, "_empty", lambda _: None)
     spec = SimpleNamespace(needs=needs, buffer_config=lambda: None)
     plan = SimpleNamespace(key=KEY, number=1, spec=spec)
-    context = SimpleNamespace(spool=driver.spool, sealed=sealed, fetch=fetch, in_fold=call)
+    thread = Thread("fold")
+    context = SimpleNamespace(spool=driver.spool, sealed=sealed, fetch=fetch, in_fold=thread)
     asyncio.run(RoundSum(plan, context).finish(rows))
+    thread.close()
     assert folded == BODIES
     assert driver.spool.path(names["bob"]).stat().st_ino == before
