@@ -173,6 +173,22 @@ def test_truncated_body_is_an_integrity_error(tmp_path, updates):
         add_update(empty(), cut, header)
 
 
+def test_a_sum_with_a_part_of_an_update_is_neither_added_to_nor_saved(tmp_path, updates):
+    """A checkpoint of it would count that part twice: the update is added again after a restart."""
+    path, header = updates[0]
+    cut = tmp_path / "cut"
+    cut.write_bytes(path.read_bytes()[:-4])
+    folder = Folder(empty(), set())
+    with pytest.raises(IntegrityError):
+        add(folder, "c0", (cut, header))
+    assert folder.folded == set()
+    with pytest.raises(IntegrityError, match="a part of an update"):
+        add(folder, "c1", updates[1])
+    with pytest.raises(IntegrityError, match="a part of an update"):
+        folder.save(tmp_path / "sum")
+    assert not (tmp_path / "sum").exists()
+
+
 def narrow():
     """On a grid of steps of 2^-2, of which a tenth of the values is less than a half."""
     return Partial({(DELTA, name): spec for name, spec in MANIFEST.specs.items()}, 2, narrow=True)

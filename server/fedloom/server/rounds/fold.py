@@ -42,13 +42,20 @@ class Folder:
         self.partial = partial
         self.folded = folded
         self.unsaved: list[str] = []
+        self._is_whole = True  # no update was added in part
 
     def fold(self, updates: Mapping[str, UpdateFile]) -> None:
         """Add accepted updates, at most `MOST_ADDENDS`; adding one again changes nothing.
 
         Args:
             updates: by their senders.
+
+        Raises:
+            IntegrityError: a file is not as its header says, or an earlier call failed: the sum may
+                contain parts of updates, so nothing more is added, and it cannot be saved.
         """
+        self._check_whole()
+        self._is_whole = False
         new = {client: each for client, each in updates.items() if client not in self.folded}
         with_tensors = [each for each in new.values() if each.header.parts]
         for path, header, _ in with_tensors:
@@ -58,6 +65,13 @@ class Folder:
         add_updates(self.partial, of_devices)
         self.unsaved += [each.path.name for each in with_tensors]
         self.folded.update(new)
+        self._is_whole = True
+
+    def _check_whole(self) -> None:
+        if not self._is_whole:
+            raise IntegrityError(
+                "Expected a sum of whole updates, got one with a part of an update: restore it."
+            )
 
     @property
     def is_checkpoint_due(self) -> bool:
@@ -83,7 +97,12 @@ class Folder:
         return True
 
     def save(self, path: Path) -> list[str]:
-        """Write a checkpoint; return the spool files that are no longer needed."""
+        """Write a checkpoint; return the spool files that are no longer needed.
+
+        Raises:
+            IntegrityError: an update was added in part.
+        """
+        self._check_whole()
         arrays, header = self.partial.arrays()
         text = json.dumps({"partial": header, "folded": sorted(self.folded)})
         note = np.frombuffer(text.encode(), np.uint8)

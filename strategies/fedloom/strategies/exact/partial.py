@@ -85,7 +85,7 @@ DELTA: Final = "delta"
 SCALAR: Final = "scalar"
 """The group of single numbers that clients send, by name."""
 MOST_ADDENDS: Final = 64
-"""Updates that can be added at once."""
+"""Updates that can be added at once: carries are made in time, as each adds at most ten slices."""
 _HEADROOM: Final = 12
 """Bits by which word 0 of an exact sum is coarser than 2^-s, so that addends are below 2^50."""
 WEIGHT_EXPONENT: Final = 20
