@@ -303,7 +303,9 @@ def test_several_clients_are_drained_and_released(watched, scene):
     dialog = page.locator("#confirm")
     expect(dialog.locator("h2")).to_have_text("Drain 2 clients?")
     expect(dialog.locator(".consequence")).to_contain_text("finish their tasks")
-    assert sorted(dialog.locator(".named li").all_inner_texts()) == ["elm", "oak"]
+    named = dialog.locator(".named li")  # the server names them after the dialog has opened
+    expect(named).to_have_count(2)
+    assert sorted(named.all_inner_texts()) == ["elm", "oak"]
     dialog.get_by_label("Reason").fill("a new model")
     shoot(page, "bulk", whole=False)
     dialog.get_by_role("button", name="Drain 2").click()

@@ -240,7 +240,10 @@ def test_token_lifetime_is_chosen(reader, archive):
     page.get_by_label("Valid for").select_option(label="an hour")
     page.get_by_role("button", name="Create a token").click()
     page.get_by_role("button", name="Copy token only").click()
-    assert page.evaluate("navigator.clipboard.readText()") in page.locator(".qr pre").inner_text()
+    expect(page.locator(".toast")).to_contain_text("Copied")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied
+    assert copied in page.locator(".qr pre").inner_text()
     [token] = [t for t in archive.control.get("tokens")["tokens"] if t["client"] == "brief"]
     assert token["expires_at"] - token["created_at"] == pytest.approx(3600, abs=2)
 
