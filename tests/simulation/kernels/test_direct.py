@@ -34,6 +34,12 @@ def _tied():
     return nn.Sequential(nn.Linear(12, WIDE), one, nn.Tanh(), other, nn.Linear(WIDE, 4))
 
 
+def _same_memory():
+    one, other = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)
+    other.weight.data = one.weight.data
+    return nn.Sequential(nn.Linear(12, WIDE), one, nn.Tanh(), other, nn.Linear(WIDE, 4))
+
+
 def _frozen():
     model = _chain()
     model[2].weight.requires_grad_(False)
@@ -70,6 +76,7 @@ NETWORKS = {
     "no-bias": lambda: _chain(bias=False),
     "twice": _twice,
     "tied": _tied,
+    "same-memory": _same_memory,
     "frozen": _frozen,
     "first-frozen": _first_frozen,
     "nested": _nested,
@@ -145,18 +152,54 @@ def test_a_large_weight_never_has_a_gradient():
     cross_entropy(found(torch.randn(10, 12)), torch.zeros(10, dtype=torch.int64)).backward()
     having = [name for name, param in model.named_parameters() if param.grad is not None]
     assert having == ["0.weight", "0.bias", "2.bias", "4.weight", "4.bias"]
-    assert [weight is model[2].weight for weight, _, _ in found.waiting] == [True]
+    assert [weight is model[2].weight for weight, _, _ in found.products.waiting] == [True]
 
 
-def test_a_step_is_taken_once():
-    """Waiting products are cleared by a step and by zero_grad."""
-    model = kernels.seeded(_chain)
+@pytest.mark.parametrize("make", [_chain, _twice, _tied])
+def test_a_step_is_taken_once(make):
+    """Waiting products are cleared by a step and by zero_grad; so is what a backward pass took."""
+    model = kernels.seeded(make)
     found = direct.of(model, cross_entropy)
     stepper = found.descent(model.parameters(), lr=0.1)
-    for forget in (stepper.step, stepper.zero_grad):
+
+    def go_back():
         cross_entropy(found(torch.ones(9, 12)), torch.zeros(9, dtype=torch.int64)).backward()
+
+    for forget in (stepper.step, stepper.zero_grad):
+        go_back()
+        assert found.products.waiting
         forget()
-        assert not found.waiting
+        assert not found.products.waiting
+    before = [param.detach().clone() for param in model.parameters()]
+    go_back()  # of a step that zero_grad began
+    assert bool(found.products.waiting) == (make is not _chain)
+    stepper.step()
+    after = [param.detach().clone() for param in model.parameters()]
+    stepper.step()  # the gradients of the others once more
+    wide = [param.shape == (WIDE, WIDE) for param in model.parameters()]
+    for is_wide, one, two, three in zip(wide, before, after, model.parameters(), strict=True):
+        assert not torch.equal(one, two)
+        assert torch.equal(two, three) == is_wide
+
+
+def test_a_step_in_the_backward_pass_changes_no_bits():
+    """Beside one that is taken when the pass is over."""
+    got = []
+    for begins in (True, False):
+        model = kernels.seeded(_cnn)
+        found = direct.of(model, cross_entropy)
+        stepper = found.descent(model.parameters(), lr=0.1)
+        rng = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            images = torch.randn(7, *SHAPE, generator=rng)
+            stepper.zero_grad()
+            if not begins:
+                found.products.rate = None
+            cross_entropy(found(images), torch.arange(7) % 4).backward()
+            assert bool(found.products.waiting) != begins
+            stepper.step()
+        got.append([param.detach().clone() for param in model.parameters()])
+    assert all(map(torch.equal, *got))
 
 
 def test_relu_after_the_maximum_changes_no_bits():
@@ -270,7 +313,7 @@ def test_products_of_a_failed_training_are_dropped():
     params, task = kernels.received(_cnn()), kernels.task(rule=Plain(), batch_size=8)
     (first,) = [kernels.values(o) for o in worker.work(params, task, kernels.jobs(1))]
     weight = torch.ones(512, 4096)
-    worker._direct.waiting.append((weight, torch.ones(8, 512), torch.ones(8, 4096)))
+    worker._direct.products.waiting.append((weight, torch.ones(8, 512), torch.ones(8, 4096)))
     (again,) = [kernels.values(o) for o in worker.work(params, task, kernels.jobs(1))]
     assert (weight == 1).all()
     assert all(again[name].tobytes() == value.tobytes() for name, value in first.items())
