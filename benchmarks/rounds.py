@@ -1,7 +1,8 @@
 """What a round costs when training costs nothing: eight clients, mTLS, large and small models.
 
 Every client is a process of its own that runs `fedloom.client.run` with a `Client` that adds a
-constant. A round is the time from its opening to the next one's, by the ledger. Prints a table,
+constant. A round is the time from its opening to the next one's, by the ledger. Beside it the limit
+of this machine: the same transfers with gRPC and mTLS alone; see bare_rounds.py. Prints a table,
 where the time goes, and writes out/rounds.json.
 
 With --flower, the same on a stock Flower deployment beside it: see flower_rounds.py.
@@ -18,6 +19,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import bare_rounds
 import numpy as np
 from deployment import cpu_s, deployed, model, report
 
@@ -96,6 +98,12 @@ def measure(num_values, num_rounds, num_clients):
     }
 
 
+def measure_bare(num_values, num_rounds, num_clients):
+    """The same for gRPC and mTLS alone."""
+    with deployed([f"c{i}" for i in range(num_clients)]) as deployment:
+        return bare_rounds.measure(deployment, attending, num_values, num_rounds, WARM_UP)
+
+
 def show(found):
     rows = [
         (
@@ -143,6 +151,8 @@ def main():
     for num_values in arguments.values:
         result = measure(num_values, arguments.rounds, arguments.clients)
         found.append({"system": "fedloom", **result})
+        result = measure_bare(num_values, arguments.rounds, arguments.clients)
+        found.append({"system": "gRPC alone", **result})
     if arguments.flower or arguments.flower_python:
         flower(arguments, found)
     show(found)
