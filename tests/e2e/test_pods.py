@@ -4,10 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from fedloom.server.ledger import Ledger
+from fedloom.server.replicas.gate import RENEW_S
 from support.pods import prepared
 from support.ports import steady_port
 from support.replicas import Replica
@@ -34,6 +37,32 @@ class Pod(Replica):
         command = [sys.executable, "-m", "fedloom.cli.main", "server", "health"]
         where = {**os.environ, "FEDLOOM_DIR": str(self.state)}
         return subprocess.run(command, env=where, check=False).returncode
+
+
+def test_a_gate_waits_until_the_first_driver_has_begun(tmp_path, database, s3):
+    """It neither claims the store nor makes a signing key, which are the driver's to make."""
+    url, store = database.create(tmp_path.name), s3.url(tmp_path.name)
+    pod = Pod(tmp_path, "pod", steady_port(), database=url, store=store, gates=True)
+    ledger = Ledger(url)
+    rows = ledger.lease_rows()
+    lease, _ = rows.take("another", "another", gates=True)
+    pod.prepare("5e" * 32)
+    pod.launch("")
+    try:
+        wait_until(lambda: "on standby" in pod.log(), "it waits")
+        waited = time.monotonic() + 4 * RENEW_S
+        while time.monotonic() < waited:
+            assert rows.renew(lease)
+            time.sleep(RENEW_S / 4)
+        assert (ledger.store_claim(), ledger.wrapped_keys()) == (None, {})
+        rows.release(lease)
+        wait_until(lambda: pod.drives, "it drives")
+        assert ledger.store_claim()
+        assert [name for name in ledger.wrapped_keys() if name.startswith("signing/")]
+    finally:
+        pod.stop()
+        rows.close()
+        ledger.close()
 
 
 def test_pods_that_begin_together_drive_and_serve(tmp_path, database, s3):

@@ -106,6 +106,7 @@ class Gate:
         rows = ledger.lease_rows()
         self._stack.callback(rows.close)
         await self._has_peer(rows)
+        await _has_begun(ledger)
         await asyncio.to_thread(rows.join, self._id, socket.gethostname())
         self._state.gate = self._id
         self._stack.push_async_callback(asyncio.to_thread, self._leave, rows)
@@ -247,6 +248,18 @@ class Gate:
             await asyncio.wait([task])
 
         self._stack.push_async_callback(end)
+
+
+async def _has_begun(ledger: Ledger) -> None:
+    """Wait until the first driver of a ledger has claimed its store and made its signing key.
+
+    Each is made once: those of two servers that begin together would replace one another.
+    """
+    while True:
+        names = await asyncio.to_thread(ledger.wrapped_keys)
+        if any(name.startswith(f"{SIGNING}/") for name in names):
+            return
+        await asyncio.sleep(RENEW_S)
 
 
 def _is_peer(driver: Driver) -> bool:
