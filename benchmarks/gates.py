@@ -124,9 +124,9 @@ def measure(num_gates, num_clients, num_values, rounds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=192)
-    parser.add_argument("--values", type=int, default=250_000)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--clients", type=int, default=600)
+    parser.add_argument("--values", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     found = {1: [], 3: []}
