@@ -62,17 +62,12 @@ class BareRounds:
             await self._begin()
 
 
-async def main(state, ready, port, num_clients, num_bytes):
+async def serve(state, ready, port, handlers):
+    """Serve methods of the fleet under the product's mTLS and options, until SIGTERM."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     certificates = app.Certificates(Authority.load(state / "pki"), server_config.load(state).names)
     server = grpc.aio.server(options=device_ports.SERVER_OPTIONS)
-    rounds = BareRounds(ready, num_clients, num_bytes)
-    handlers = {
-        "Attend": grpc.stream_stream_rpc_method_handler(rounds.attend),
-        "Download": grpc.unary_stream_rpc_method_handler(rounds.download),
-        "Upload": grpc.stream_stream_rpc_method_handler(rounds.upload),
-    }
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(methods.FLEET_SERVICE, handlers),)
     )
@@ -81,6 +76,16 @@ async def main(state, ready, port, num_clients, num_bytes):
     ready.touch()
     await stopping.wait()
     await server.stop(0)
+
+
+async def main(state, ready, port, num_clients, num_bytes):
+    rounds = BareRounds(ready, num_clients, num_bytes)
+    handlers = {
+        "Attend": grpc.stream_stream_rpc_method_handler(rounds.attend),
+        "Download": grpc.unary_stream_rpc_method_handler(rounds.download),
+        "Upload": grpc.stream_stream_rpc_method_handler(rounds.upload),
+    }
+    await serve(state, ready, port, handlers)
 
 
 if __name__ == "__main__":

@@ -45,11 +45,11 @@ def test_a_gate_waits_until_the_first_driver_has_begun(tmp_path, database, s3):
     pod = Pod(tmp_path, "pod", steady_port(), database=url, store=store, gates=True)
     ledger = Ledger(url)
     rows = ledger.lease_rows()
-    lease, _ = rows.take("another", "another", gates=True)
     pod.prepare("5e" * 32)
+    lease, _ = rows.take("another", "another", gates=True)
     pod.launch("")
     try:
-        wait_until(lambda: "on standby" in pod.log(), "it waits")
+        wait_until(lambda: rows.renew(lease) and "on standby" in pod.log(), "it waits")
         waited = time.monotonic() + 4 * RENEW_S
         while time.monotonic() < waited:
             assert rows.renew(lease)
