@@ -27,15 +27,18 @@ def _move(field, *, silently):
 
 @pytest.mark.parametrize("silently", [False, True], ids=["with a good-bye", "without a word"])
 def test_a_server_that_moves_in_a_round_is_found(tmp_path, silently):
-    """Both devices connect to the new address and send their updates."""
-    with Field(tmp_path, seed=4) as field:
+    """Both devices connect to the new address and send their updates.
+
+    Without a word, a device that waits for bytes of the server learns from a ping that it is gone.
+    """
+    with Field(tmp_path, seed=4, ping_s=20.0) as field:
         stage = field.stage
         initial = model(500_000, seed=3)
         config = {"pause_s": 2.0}
         run = stage.submit(initial, config=config)
         wait(lambda: stage.phase(run, "far") == "training", "the offer to arrive")
         _move(field, silently=silently)
-        stage.finished(run, 150.0)
+        stage.finished(run)
         assert stage.judge(run, initial, config=config) == [sorted(NAMES)] * 2
 
 

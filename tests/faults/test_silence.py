@@ -1,6 +1,6 @@
 """Both sides notice a silent loss of the network within a bounded time.
 
-gRPC's pings detect it: after 150 s at most, with 20 s to answer, so within 170 s.
+gRPC's pings detect it: after `ping_s` of silence, with 20 s to answer.
 """
 
 import pytest
@@ -12,12 +12,14 @@ from support.stage import model, wait
 REASON = network.missing()
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(REASON), reason=REASON)]
 
-NOTICED_S = 210.0
+PING_S = 30.0
+NOTICED_S = PING_S + 10.0 + 20.0 + 40.0
+"""By the server too; with time for a busy machine."""
 
 
 def test_both_sides_notice_the_loss_of_the_network(tmp_path):
     """An idle connection is cut: the server counts one device less, the device logs the loss."""
-    with Field(tmp_path, seed=2) as field:
+    with Field(tmp_path, seed=2, ping_s=PING_S) as field:
         stage, log = field.stage, field.stage.devices["far"].log
         field.link(cut=True)
         wait(lambda: len(_online(stage)) == 1, "the server to notice", NOTICED_S)
@@ -32,7 +34,7 @@ def test_both_sides_notice_the_loss_of_the_network(tmp_path):
 
 def test_an_upload_continues_after_a_change_of_the_device_address(tmp_path):
     """The device connects from the new address, and the update counts."""
-    with Field(tmp_path, seed=3) as field:
+    with Field(tmp_path, seed=3, ping_s=PING_S) as field:
         stage = field.stage
         field.network.limit(1, "4mbit")  # 1.5 MiB take three seconds
         initial = model(1 << 20, seed=2)

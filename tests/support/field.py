@@ -7,12 +7,20 @@ NAMES = ("far", "near")
 
 
 class Field:
-    """A server in the hub, a device behind a bad link and one behind a good one."""
+    """A server in the hub, a device behind a bad link and one behind a good one.
 
-    def __init__(self, directory, seed=0, *, fast=(), reconnect_s=0.5, **settings):
+    Args:
+        directory: empty; everything goes there.
+        seed: of what is lost.
+        fast: prefix of every command.
+        reconnect_s: longest wait of a device between two attempts to connect.
+        ping_s: silence after which a device tests its connection; the server waits 10 s longer.
+    """
+
+    def __init__(self, directory, seed=0, *, fast=(), reconnect_s=0.5, ping_s=140.0):
         self.network = Network(2, seed)
         self.directory = directory
-        self.settings = settings
+        self.ping_s = ping_s
         self.fast = list(fast)
         self.reconnect_s = reconnect_s
 
@@ -25,11 +33,11 @@ class Field:
                 host="0.0.0.0",
                 before=[*self.network.within(0), *self.fast],
                 names=("localhost", NAME),
-                **self.settings,
+                ping_s=self.ping_s + 10.0,
             )
             for name in NAMES:
                 address = f"{NAME}:{self.stage.port}"
-                self.stage.point(name, address, reconnect_s=self.reconnect_s)
+                self.stage.point(name, address, reconnect_s=self.reconnect_s, ping_s=self.ping_s)
             self.stage.__enter__()
             for name in NAMES:
                 self.start(name)
