@@ -21,6 +21,7 @@ from fedloom.server.ledger.replicas.gate_queues import (
     GateLease,
     Mail,
     Mailed,
+    SeenHere,
     Telling,
     Told,
 )
@@ -115,6 +116,26 @@ def test_an_accept_tells_the_driver_in_its_transaction(opened):
     assert here.file == mine.file
     with pytest.raises(Refusal, match="another one"):
         accept(ledger, "g1", update("ward.one", mine.file, b"other"))
+    rows.close()
+
+
+@pytest.mark.parametrize("names", [MEMBERS[:1], MEMBERS], ids=["one", "together"])
+def test_what_a_gate_saw_of_a_member_is_told_before_its_update(opened, names):
+    """In the accept's transaction: the last update of a round closes it, with all its records."""
+    ledger = opened()
+    rows = join(ledger, "g1")
+    seen = {name: {"bytes_down": 7 + place} for place, name in enumerate(names)}
+    uploads = [
+        GateUpload(update=update(name, body(ledger, name)), capacity=9, parts=1, seen=seen[name])
+        for name in names
+    ]
+    ledger.accept_at_gate("g1", 0, uploads)
+    told = [each.telling for each in ledger.take_inbox()]
+    assert [(each.kind, each.client) for each in told] == [
+        (kind, name) for name in names for kind in (Told.SEEN, Told.ACCEPTED)
+    ]
+    records = [SeenHere.parse(each.content) for each in told[::2]]
+    assert records == [SeenHere("r", 1, seen[name]) for name in names]
     rows.close()
 
 

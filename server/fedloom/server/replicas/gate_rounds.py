@@ -11,9 +11,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
@@ -29,7 +30,7 @@ from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.ledger.masking.bodies import MaskedUpload
 from fedloom.server.ledger.replicas.batch_accepts import GateUpload
 from fedloom.server.ledger.replicas.doorbell import POLL_S, QUIET_S, Doorbell
-from fedloom.server.ledger.replicas.gate_queues import RefusedHere, SeenHere, Telling, Told
+from fedloom.server.ledger.replicas.gate_queues import RefusedHere, Telling, Told
 from fedloom.server.ledger.rows import RoundRow, RunRow
 from fedloom.server.ledger.store import unavailable
 from fedloom.server.ledger.updates import CLOSING, COMMITTED, MASKING, REPORTING
@@ -288,22 +289,22 @@ class GateRounds:
                 capacity=plan.capacity,
                 parts=num_parts(update.size_bytes),
                 max_staleness=None if config is None else config.max_staleness,
+                seen=self._seen(plan.key, update.client),
             )
         )
         if stored is not None:
             self._server.meters.accepted.inc()
             self._bell.ring(DRIVER)
             self._sums.add(plan, stored)
-            self._tell_record(plan.key, update.client)
         return stored is not None
 
     async def accept_masked(self, upload: MaskedUpload) -> bool:
         """Accept a masked body; the driver is told in the same transaction."""
         server, (run, number, _) = self._server, upload.at
+        upload = replace(upload, seen=self._seen((run, number), upload.client))
         first = await server.in_ledger(server.ledger.accept_body, upload, self._gate)
         if first:
             self._bell.ring(DRIVER)
-            self._tell_record((run, number), upload.client)
         return first
 
     async def _store(self, upload: GateUpload) -> AcceptedUpdate | None:
@@ -334,11 +335,10 @@ class GateRounds:
         finally:
             self._waiting -= 1
 
-    def _tell_record(self, key: Key, client: str) -> None:
-        """Tell the driver what this gate saw of a member; it may be lost."""
-        if record := self._server.records.find(key, client):
-            here = SeenHere(*key, record.stored())
-            self._relay.tell(Telling(Told.SEEN, "", client, bytes(here)))
+    def _seen(self, key: Key, client: str) -> dict[str, Any]:
+        """What this gate saw of a member, as columns of its record."""
+        record = self._server.records.find(key, client)
+        return {} if record is None else record.stored()
 
     def refused(self, client: str, refusal: Refusal, key: Key) -> None:
         """Tell the driver that an update was refused."""

@@ -7,19 +7,20 @@ Invariants: the parts of an accepted body are whole, of its header, and stay so 
 over. A body that comes late, and was never accepted, is deleted unread.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import sqlalchemy as sa
 
 from fedloom.server.ledger.masking.sessions import BODY, MaskingSessions, digest_of, store_in
 from fedloom.server.ledger.replicas.gate_queues import (
     AcceptedHere,
-    Telling,
-    Told,
     lock_body,
     lock_client,
     tell_in,
+    tellings_of,
 )
 from fedloom.server.ledger.tables import masking_messages, masking_sessions
 
@@ -34,6 +35,7 @@ class MaskedUpload:
         file: name in the spool.
         header: of the update; its SHA-256 is the update's identity.
         parts: of the body in the object store; None where bodies are files.
+        seen: columns of the member's record that a gate has, by name.
     """
 
     at: tuple[str, int, int]
@@ -41,6 +43,7 @@ class MaskedUpload:
     file: str
     header: bytes
     parts: int | None = None
+    seen: Mapping[str, Any] = field(default_factory=dict)
 
 
 class MaskedBodies(MaskingSessions):
@@ -71,7 +74,7 @@ class MaskedBodies(MaskingSessions):
                     run=run, round=number, client=client, counted=number, staleness=0,
                     file=upload.file, devices=None,
                 )  # fmt: skip
-                tell_in(connection, gate, 0, [Telling(Told.ACCEPTED, "", client, bytes(here))])
+                tell_in(connection, gate, 0, tellings_of(here, upload.seen))
         return True
 
     def body_digest(self, run: str, number: int, client: str) -> str | None:

@@ -10,8 +10,8 @@ Not for runs with buffers, whose accepts depend on more rows, nor for two update
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -76,12 +76,14 @@ class GateUpload:
         capacity: most updates of devices that fit in the round's sum.
         parts: of its body.
         max_staleness: of a run with buffers, in models; None in other runs.
+        seen: columns of the member's record that the gate has, by name.
     """
 
     update: AcceptedUpdate
     capacity: int
     parts: int
     max_staleness: int | None = None
+    seen: Mapping[str, Any] = field(default_factory=dict)
 
 
 def together(uploads: Sequence[GateUpload]) -> list[GateUpload]:

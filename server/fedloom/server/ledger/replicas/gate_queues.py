@@ -8,7 +8,7 @@ transaction.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -344,7 +344,10 @@ class GateQueues(Store):
                     results.append(_full() if is_full else refusal)
                     continue
                 results.append(here if first else None)
-            told = [_accepted(each) for each in results if isinstance(each, AcceptedUpdate)]
+            told: list[Telling] = []
+            for each, result in zip(uploads, results, strict=True):
+                if isinstance(result, AcceptedUpdate):
+                    told += tellings_of(_here(result), each.seen)
             if told:
                 tell_in(connection, gate, epoch, told)
         return results
@@ -383,8 +386,18 @@ def tell_in(connection: sa.Connection, gate: str, epoch: int, tellings: Sequence
     connection.execute(inbox.insert(), rows)
 
 
-def _accepted(update: AcceptedUpdate) -> Telling:
-    here = AcceptedHere(
+def tellings_of(here: AcceptedHere, seen: Mapping[str, Any]) -> list[Telling]:
+    """What the driver is told of an accept: what was seen of the member, then the update.
+
+    In this order, because the update may be the last of its round, whose records are stored then.
+    """
+    record = SeenHere(here.run, here.round, dict(seen))
+    first = [Telling(Told.SEEN, "", here.client, bytes(record))] if seen else []
+    return [*first, Telling(Told.ACCEPTED, "", here.client, bytes(here))]
+
+
+def _here(update: AcceptedUpdate) -> AcceptedHere:
+    return AcceptedHere(
         run=update.run,
         round=update.round,
         client=update.client,
@@ -393,7 +406,6 @@ def _accepted(update: AcceptedUpdate) -> Telling:
         file=update.file,
         devices=update.devices,
     )
-    return Telling(Told.ACCEPTED, "", update.client, bytes(here))
 
 
 def _placed(update: AcceptedUpdate, number: int | None) -> AcceptedUpdate:
