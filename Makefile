@@ -25,7 +25,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which would each compile all
 
 .DEFAULT_GOAL := help
-.PHONY: docs cluster cluster-status cluster-restart cluster-stop diagrams console fuzz help demo papers examples compiled test lint types platforms arrows unit long replicas matrix flower flower-examples hf crash cost faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
+.PHONY: docs cluster cluster-status cluster-restart cluster-stop diagrams console fuzz help demo papers examples compiled test lint types platforms arrows unit long longest replicas matrix flower flower-examples hf crash cost faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -96,10 +96,13 @@ unit: $(VENV)/.dev ## unit, property and end-to-end tests
 	scripts/pytest.sh -n 4 --dist worksteal
 
 long: $(VENV)/.dev ## the tests that take many seconds each: every kind of run under fire
-	scripts/pytest.sh -q -n 3 --dist worksteal -m long --ignore tests/e2e/replicas
+	scripts/pytest.sh -q -n 3 --dist worksteal -m 'long and not longest' --ignore tests/e2e/replicas
+
+longest: $(VENV)/.dev ## more cases of both, and what measures memory: half an hour
+	scripts/pytest.sh -q -n 3 --dist worksteal -m longest
 
 replicas: $(VENV)/.dev ## long tests of replicas: killed, stopped, moved, upgraded, and their database
-	scripts/pytest.sh -q -n 2 --dist worksteal -m long tests/e2e/replicas
+	scripts/pytest.sh -q -n 2 --dist worksteal -m 'long and not longest' tests/e2e/replicas
 
 matrix: $(VENV)/.dev ## every part of a run in every situation, simulated and deployed: 10 minutes
 	FEDLOOM_TEST_MATRIX=1 pytest -q -n 2 --dist loadscope -m 'long or not long' \

@@ -14,7 +14,11 @@ NEEDS = {"partitions": ["IPython"], "ten-lines": ["pandas"], "functions": ["pand
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [p if p.stem != "privacy" else pytest.param(p, marks=pytest.mark.longest) for p in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 def test_its_cells_run(path, tmp_path):
     for package in NEEDS.get(path.stem, ()):
         pytest.importorskip(package)

@@ -13,7 +13,7 @@ ATTACKS = PAGE.partition("\n## The network\n")[2].partition("\n## Differential p
 _TEST = re.compile(r"`([\w/]+\.py)?::(\w+)`( †)?")
 _MAKE = re.compile(r"`make ([\w-]+)`")
 RARE = ("faults/", "packaging/test_packages.py", "console/", "flower/")
-"""What `make test` leaves out, beside tests that are marked long."""
+"""What `make test` leaves out, beside tests that are marked long or longest."""
 
 
 def named(text):
@@ -34,7 +34,7 @@ def rows(text):
 
 @cache
 def in_file(file):
-    """Whether each test of a file is marked long."""
+    """Whether each test of a file is marked long, or longest."""
     path = TESTS / file
     if not path.is_file():
         return {}
@@ -42,7 +42,8 @@ def in_file(file):
     marks = [n.value for n in tree.body if isinstance(n, ast.Assign) and "pytestmark" in _names(n)]
     whole = any("mark.long" in ast.unparse(value) for value in marks)
     return {
-        node.name: whole or any(ast.unparse(d).endswith("mark.long") for d in node.decorator_list)
+        node.name: whole
+        or any(ast.unparse(d).endswith(("mark.long", "mark.longest")) for d in node.decorator_list)
         for node in tree.body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.name.startswith("test_")

@@ -18,7 +18,10 @@ def test_every_tutorial_is_typed():
 
 @pytest.mark.long
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", NEEDS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n != "thousand-clients" else pytest.param(n, marks=pytest.mark.longest) for n in NEEDS],
+)
 def test_a_tutorial_works_as_it_is_written(tmp_path, name):
     """With real processes, in folders of one machine, on free ports."""
     pytest.importorskip(NEEDS[name])

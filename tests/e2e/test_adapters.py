@@ -17,6 +17,7 @@ from fedloom.simulation.experiment import EngineSettings, Experiment, run_spec
 from support.adapter_client import Ranked, stepped
 from support.adapters import REST, A, B, best_error, model_of
 from support.agents import played, result, submit, until
+from support.marks import sampled
 from support.stage import HERE, Stage, wait
 
 pytestmark = pytest.mark.e2e
@@ -177,7 +178,9 @@ def test_another_rank_is_refused_with_factors(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("place", ["accept.after:3", "commit.model:2", "commit.stored:1"])
+@pytest.mark.parametrize(
+    "place", sampled(["accept.after:3", "commit.model:2", "commit.stored:1"], 3)
+)
 def test_a_killed_server_ends_with_the_same_bits(tmp_path, place):
     """SIGKILL between the updates of a round, and while its model is stored."""
     models = []

@@ -25,7 +25,7 @@ CASES = (
 )
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/PID/clear_refs is Linux's")
 @pytest.mark.parametrize("shape", [[], ["--one"]], ids=["three tensors", "one tensor"])
 def test_an_agent_needs_less_memory_than_three_models(shape):

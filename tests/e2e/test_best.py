@@ -13,6 +13,7 @@ from fedloom.simulation.training.simulator import Simulation
 from support.agents import played, submit, until
 from support.curve_client import Counter, CurveClient, settings
 from support.experiments import experiment, population
+from support.marks import sampled
 from support.stage import Stage, wait
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -179,8 +180,9 @@ def stage_script():
     return curve_client.__file__
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("crossing", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("place", "crossing"), sampled([(place, n) for n in (2, 3, 4) for place in PLACES], 4)
+)
 def test_a_killed_server_makes_the_same_choice(stage, place, crossing):
     """SIGKILL in the round that measures the best model, and in those that end the run.
 

@@ -3,9 +3,10 @@
 import pytest
 
 from support.crash import BUFFER, NUM_CLIENTS, CrashTest
+from support.marks import sampled
 
 
-@pytest.mark.long
+@pytest.mark.longest  # `make crash` does the same
 @pytest.mark.e2e
 def test_a_run_with_kills_has_the_computed_model(tmp_path):
     """SIGKILLs at seeded places change neither the model's bits nor any count."""
@@ -32,7 +33,7 @@ def test_a_run_of_a_robust_rule_with_kills_has_the_computed_model(tmp_path):
 
 
 @pytest.mark.e2e
-@pytest.mark.long
+@pytest.mark.longest
 def test_memories_of_clients_survive_kills(tmp_path):
     """Each control variate is that of the last committed round."""
     scaffold = {"name": "scaffold", "clients": NUM_CLIENTS}
@@ -45,7 +46,7 @@ def test_memories_of_clients_survive_kills(tmp_path):
 
 
 @pytest.mark.e2e
-@pytest.mark.long
+@pytest.mark.longest
 def test_a_buffered_run_with_kills_has_the_recorded_updates(tmp_path):
     """Its model has the bits of the updates and staleness in the ledger."""
     report = CrashTest(tmp_path, kills=16, seed=20261121, rounds=16, buffered=True).run()
@@ -75,11 +76,14 @@ def test_a_private_run_with_kills_has_the_same_noise(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"kills": 8, "seed": 7, "rounds": 3},
-        {"kills": 8, "seed": 8, "rounds": 2, "aggregation": "centered_clipping"},
-        {"kills": 8, "seed": 9, "rounds": 10, "buffered": True},
-    ],
+    sampled(
+        [
+            {"kills": 8, "seed": 7, "rounds": 3},
+            {"kills": 8, "seed": 8, "rounds": 2, "aggregation": "centered_clipping"},
+            {"kills": 8, "seed": 9, "rounds": 10, "buffered": True},
+        ],
+        3,
+    ),
 )
 def test_a_run_whose_disk_is_lost_with_each_kill_has_the_computed_model(tmp_path, settings):
     """Models and updates are in an object store: sums, single updates and buffers are read back."""

@@ -181,7 +181,7 @@ def test_different_failures_are_tried_again(stage):
     end(stage, run)
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_a_round_waits_for_a_client_of_another_run(stage):
     """A client is busy for longer than three graces; then it replaces the one that fails."""
     stage.start("cid", script=HERE / "failing_client.py", FAIL="slow", SLOW_S="16")

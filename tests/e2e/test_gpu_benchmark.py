@@ -61,7 +61,7 @@ def test_without_a_card_it_says_so():
     assert "finds no CUDA device; --device cpu --quick" in done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_the_whole_of_it_runs_small_on_a_cpu(tmp_path):
     """Every kernel that a CPU has, one and two workers, bfloat16, and the naive loop."""
     command = [sys.executable, str(SCRIPT), "--device", "cpu", "--quick", "--out", str(tmp_path)]

@@ -8,6 +8,7 @@ import pytest
 
 from fedloom.server.engine import SessionState
 from support import masked_widths
+from support.marks import sampled
 from support.masked_devices import BODY, Device
 from support.masked_processes import RUN, KilledServer
 from support.masked_sums import MASKED, OVER_SESSIONS, ZEROS, mean_of, median_of, update
@@ -82,15 +83,18 @@ def check(server, counted, mean=None):
 
 @pytest.mark.parametrize(
     "place",
-    [
-        "masking.opened",
-        *(f"masking.stored:{n}" for n in (1, 6, 11, 16)),  # shares, bodies, signatures, reveals
-        *(f"masking.moved:{n}" for n in (1, 2, 3, 4, 5)),
-        "upload.synced:3",
-        "masking.unmasked",
-        "round.closing",
-        "commit.ledger",
-    ],
+    sampled(
+        [
+            "masking.opened",
+            *(f"masking.stored:{n}" for n in (1, 6, 11, 16)),  # shares, bodies, signatures, reveals
+            *(f"masking.moved:{n}" for n in (1, 2, 3, 4, 5)),
+            "upload.synced:3",
+            "masking.unmasked",
+            "round.closing",
+            "commit.ledger",
+        ],
+        3,
+    ),
 )
 @pytest.mark.long
 def test_a_killed_server_continues_a_masked_round_to_the_same_bits(tmp_path, place):
@@ -101,12 +105,15 @@ def test_a_killed_server_continues_a_masked_round_to_the_same_bits(tmp_path, pla
 
 @pytest.mark.parametrize(
     "place",
-    [
-        *(f"masking.moved:{n}" for n in (2, 8, 13, 15)),
-        *(f"masking.unmasked:{n}" for n in (1, 2, 3)),
-        "round.closing",
-        "commit.ledger",
-    ],
+    sampled(
+        [
+            *(f"masking.moved:{n}" for n in (2, 8, 13, 15)),
+            *(f"masking.unmasked:{n}" for n in (1, 2, 3)),
+            "round.closing",
+            "commit.ledger",
+        ],
+        3,
+    ),
 )
 @pytest.mark.long
 def test_a_killed_server_compares_the_same_sessions(tmp_path, place):
@@ -116,13 +123,16 @@ def test_a_killed_server_compares_the_same_sessions(tmp_path, place):
 
 @pytest.mark.parametrize(
     "place",
-    [
-        "masking.opened",
-        *(f"masking.moved:{n}" for n in (2, 4, 7, 9)),  # of both widths
-        "upload.synced:5",
-        *(f"masking.unmasked:{n}" for n in (1, 2)),
-        "round.closing",
-    ],
+    sampled(
+        [
+            "masking.opened",
+            *(f"masking.moved:{n}" for n in (2, 4, 7, 9)),  # of both widths
+            "upload.synced:5",
+            *(f"masking.unmasked:{n}" for n in (1, 2)),
+            "round.closing",
+        ],
+        3,
+    ),
 )
 @pytest.mark.long
 def test_a_killed_server_continues_the_sessions_of_each_width(tmp_path, place):

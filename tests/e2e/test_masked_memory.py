@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedloom.protocol.masking.streams import apply_streams
+from support.marks import sampled
 from support.masked_devices import Device
 from support.masked_processes import KilledServer
 from support.masked_sums import MASKED, ZEROS, update
@@ -60,7 +61,7 @@ def on_disk(directory, patterns):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("drops", sampled([False, True], 2, first=1))
 def test_no_update_is_in_the_servers_memory_or_on_its_disk(tmp_path, drops):
     """Nor one from which some of its masks are taken off; before the shares are revealed and after.
 

@@ -8,7 +8,7 @@ import pytest
 from support.agents import Adder, played, until
 from support.relay import Relay
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.longest]
 
 SOON_S, NEVER_S = 20.0, 3600.0
 

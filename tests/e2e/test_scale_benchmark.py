@@ -9,7 +9,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "scale.py"
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_it_runs_small():
     """Both cases, each with its events or clients, seconds and memory."""
     command = [sys.executable, str(SCRIPT), "--quick"]

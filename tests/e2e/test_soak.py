@@ -29,7 +29,7 @@ def statistics():
     del sys.modules[spec.name]
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_clients_that_come_and_go_leave_nothing_behind(tmp_path):
     """Descriptors, threads, objects, rows and memory of a real server; and everybody's turn.

@@ -18,6 +18,7 @@ from fedloom.client.budgets import Budgets, machine
 from fedloom.client.training.checkpoints import Interruptions
 from fedloom.protocol.errors import FedloomError
 from support.agents import played, result, submit, until
+from support.marks import sampled
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")]
 
@@ -87,7 +88,7 @@ DEEDS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize("deed", sampled(DEEDS, 2))
 def test_a_training_that_ends_its_process_fails_alone(tmp_path, deed, capfd):
     """The server and the journal have the reason; a process, a file or a zombie does not stay."""
 

@@ -15,6 +15,7 @@ from fedloom.cli.main import main
 from fedloom.cli.project import kinds
 from fedloom.client.data import from_table
 from fedloom.client.data.columns import NumberColumn, TextColumn, load_columns
+from support.marks import sampled
 
 ROWS = [
     f'{n},{20 + n % 61},{"fm"[n % 2]},"said ""no"", {n * 7919}",{("home", "ward")[n % 61 > 30]}'
@@ -254,8 +255,10 @@ def test_what_is_written_is_formatted_and_documented(new, monkeypatch, kind, tar
 
 @pytest.mark.long
 @pytest.mark.e2e
-@pytest.mark.parametrize("kind", ["numpy", "sklearn", "torch"])
-@pytest.mark.parametrize("label", ["outcome", "age"])
+@pytest.mark.parametrize(
+    ("label", "kind"),
+    sampled([(y, k) for k in ("numpy", "sklearn", "torch") for y in ("outcome", "age")], 2),
+)
 def test_the_folders_own_tests_and_client_test_pass(new, kind, label):
     """By `make test` and `fedloom client test`, as a user types them; classes and numbers."""
     pytest.importorskip({"torch": "torch", "sklearn": "sklearn"}.get(kind, "numpy"))

@@ -96,7 +96,7 @@ async def declined(fleet, **settings):
 
 
 @pytest.mark.parametrize(
-    "place", [s if s == "body" else pytest.param(s, marks=pytest.mark.long) for s in STEPS]
+    "place", [s if s == "body" else pytest.param(s, marks=pytest.mark.longest) for s in STEPS]
 )
 def test_a_killed_device_has_dropped_out(tmp_path, place):
     """It may finish its upload; it signs and reveals nothing, and masks nothing again."""

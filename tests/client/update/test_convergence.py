@@ -15,6 +15,7 @@ from fedloom.protocol.updates.compression import scheme
 from fedloom.server.planning import spec
 from fedloom.strategies import STRATEGIES, registry
 from support.compressed import Federation
+from support.marks import sampled
 
 ROUNDS = 60
 FALLING = {"name": "cosine", "rounds": ROUNDS}
@@ -103,8 +104,9 @@ def test_the_uncompressed_run_goes_a_long_way(strategy):
 
 @pytest.mark.long
 @pytest.mark.parametrize("memory", [True, False], ids=["memory", "no memory"])
-@pytest.mark.parametrize("name", UPS)
-@pytest.mark.parametrize("strategy", SETTINGS)
+@pytest.mark.parametrize(
+    ("strategy", "name"), sampled([(strategy, name) for strategy in SETTINGS for name in UPS], 4)
+)
 def test_compressed_updates_reach_the_limit_or_are_refused(strategy, name, memory):
     up = {"name": name, **UPS[name], "error_feedback": memory}
     if is_refused(strategy, name, memory):

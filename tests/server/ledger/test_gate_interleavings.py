@@ -194,7 +194,7 @@ def test_no_order_of_statements_breaks_an_invariant(gates, name):
     check(gates, name, interventions=1, limit=4, walks=1)
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_order_with_two_interventions_breaks_an_invariant(gates, name):
     """All of them, where they are fewer than the limit, and more drawn ones."""

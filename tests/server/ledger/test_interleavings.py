@@ -104,7 +104,7 @@ def test_no_order_of_statements_breaks_an_invariant(ledgers, name):
     check(ledgers, name, interventions=1, limit=24, walks=4)
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_order_with_two_interventions_breaks_an_invariant(ledgers, name):
     """All of them, where they are fewer than the limit, and more drawn ones."""

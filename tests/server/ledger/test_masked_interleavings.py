@@ -143,7 +143,7 @@ def test_no_order_of_statements_breaks_an_invariant(gates, name):
     check(gates, name, interventions=1, limit=3, walks=1)
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_order_with_two_interventions_breaks_an_invariant(gates, name):
     check(gates, name, interventions=2, limit=80, walks=15)

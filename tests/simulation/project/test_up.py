@@ -57,10 +57,15 @@ def eventually(condition, what):
     ("kind", "module", "better"),
     [
         (["--numpy"], "numpy", "accuracy"),
-        (["--sklearn"], "sklearn", "accuracy"),
+        pytest.param(["--sklearn"], "sklearn", "accuracy", marks=pytest.mark.longest),
         (["--torch"], "torch", "accuracy"),
         (["--numpy", "--csv", "visits.csv"], "numpy", "accuracy"),
-        (["--numpy", "--csv", "visits.csv", "--label", "age"], "numpy", None),
+        pytest.param(
+            ["--numpy", "--csv", "visits.csv", "--label", "age"],
+            "numpy",
+            None,
+            marks=pytest.mark.longest,
+        ),
     ],
     ids=["numpy", "sklearn", "torch", "csv", "csv-number"],
 )
@@ -86,6 +91,7 @@ def test_two_commands_from_an_empty_folder_to_a_trained_model(
     assert alive(tmp_path) == []
 
 
+@pytest.mark.longest
 def test_up_again_trains_anew_with_the_same_clients(tmp_path):
     """The same bits from the same files; a file more in data/ is a client more; --fresh forgets."""
     fedloom("new", "mine", "--numpy", cwd=tmp_path)
@@ -184,6 +190,7 @@ def test_a_folder_that_lacks_something_is_refused(tmp_path):
     assert alive(tmp_path) == []
 
 
+@pytest.mark.longest
 def test_two_at_once_make_one_server(tmp_path):
     """In a folder without state: one trains, the other is refused; --fresh takes the same lock."""
     fedloom("new", "mine", "--numpy", cwd=tmp_path)

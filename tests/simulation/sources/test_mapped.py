@@ -179,7 +179,7 @@ def _peaks(folder, out):
     return sorted(peaks.values(), reverse=True)
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.e2e
 def test_data_of_400_mb_do_not_become_resident(tmp_path):
     """Every example is trained on; no process is 150 MB larger than with 4 MB of data."""

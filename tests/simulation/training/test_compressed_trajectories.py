@@ -13,6 +13,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.task_description import task_seed
 from fedloom.simulation.api import simulate
 from fedloom.simulation.workers import worker
+from support.marks import sampled
 from support.trajectories import ROUNDS, RULES, Problem, World, experiment
 
 SHAPE = (8, 12)
@@ -195,7 +196,7 @@ def test_the_trajectory_is_the_papers(monkeypatch, codec, rule, feedback):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("codec", "rule", "feedback", "optimizer"),
-    [(*case, optimizer) for case in ACCEPTED for optimizer in RULES[case[1]]],
+    sampled([(*case, optimizer) for case in ACCEPTED for optimizer in RULES[case[1]]], 7),
 )
 def test_the_trajectory_is_the_papers_with_every_optimizer(
     monkeypatch, codec, rule, feedback, optimizer

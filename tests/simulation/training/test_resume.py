@@ -14,6 +14,7 @@ from fedloom.simulation import Experiment, config, run, simulate
 from fedloom.simulation.experiment import EngineSettings
 from fedloom.simulation.training.origins import changes
 from support.experiments import experiment, population
+from support.marks import sampled
 
 X = np.random.default_rng(1).normal(size=(60, 6)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(int)
@@ -155,15 +156,18 @@ def test_other_test_examples_are_refused(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("old", "new", "changed"),
-    [
-        ("SHARE = 0.5", "SHARE = 0.25", "data.transform"),
-        ("return x * SHARE", "return x + SHARE", "data.transform"),
-        ("float(outputs.mean())", "float(outputs.max())", "test.metrics.mine"),
-        ("cross_entropy(outputs, targets)", "cross_entropy(2 * outputs, targets)", "the loss"),
-        ("self.scores(x.flatten(1))", "self.scores(x.flatten(1)).tanh()", "the model"),
-        ("def mine", "# a comment\n\n\ndef mine", None),
-        ("def mine", "def unused():\n    return 0\n\n\ndef mine", None),
-    ],
+    sampled(
+        [
+            ("SHARE = 0.5", "SHARE = 0.25", "data.transform"),
+            ("return x * SHARE", "return x + SHARE", "data.transform"),
+            ("float(outputs.mean())", "float(outputs.max())", "test.metrics.mine"),
+            ("cross_entropy(outputs, targets)", "cross_entropy(2 * outputs, targets)", "the loss"),
+            ("self.scores(x.flatten(1))", "self.scores(x.flatten(1)).tanh()", "the model"),
+            ("def mine", "# a comment\n\n\ndef mine", None),
+            ("def mine", "def unused():\n    return 0\n\n\ndef mine", None),
+        ],
+        3,
+    ),
 )
 def test_edited_code_is_refused_unless_it_is_accepted(tmp_path, old, new, changed):
     """Also a constant or a function that the code uses; comments and other code do not count."""

@@ -21,6 +21,7 @@ from fedloom.simulation.clock.devices import Devices
 from fedloom.simulation.output.history import INTERRUPTED
 from fedloom.simulation.training.simulator import Simulation
 from support.experiments import Nudge, experiment, population
+from support.marks import sampled
 from support.patience import PATIENCE_S
 
 quietly = partial(simulate, show=False)
@@ -339,7 +340,8 @@ def never_stopped():
 @pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)]
+    ("number", "code"),
+    sampled([(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)], 2),
 )
 def test_survives_a_stop_at_any_place(tmp_path, never_stopped, number, code):
     """Ctrl-C, SIGTERM or SIGKILL: no worker remains, and --resume gives the same bits."""
