@@ -29,6 +29,23 @@ def test_progress_is_shown_without_reload(watched, scene):
     scene.control.post("runs", run, "stop")
 
 
+def test_a_change_between_the_page_and_its_stream_is_shown(watched, scene):
+    """It is in no event; here it does not come with the regular refresh either."""
+    page = watched.open()
+    page.add_init_script(
+        "const each = setInterval; setInterval = (act, ms) => ms === 20000 ? 0 : each(act, ms);"
+    )
+
+    def late(route):
+        scene.control.post("clients", "oak", "note", body={"note": "in between"})
+        route.continue_()
+
+    page.route("**/v1/events*", late, times=1)
+    page.goto(f"{scene.url}/clients")
+    expect(page.locator("#client-oak")).to_contain_text("in between")
+    scene.control.post("clients", "oak", "note", body={"note": ""})
+
+
 def test_curves_grow_with_the_live_part(watched, scene):
     """They are fetched once; a rollback removes undone rounds."""
     run = scene.submit(name="grown", rounds=60, config={"delay_s": 0.2})

@@ -90,8 +90,8 @@ class Hub:
         """Report a change.
 
         Args:
-            topic: round, run, clients (connects and disconnects), work (tasks of clients), tokens,
-                models, refusals or audit.
+            topic: round, run, clients (connects, disconnects, and what operators set), work (tasks
+                of clients), tokens, models, refusals or audit.
             subject: what changed; a later change of the same subject replaces an earlier one.
             look: describes the subject when the event is sent.
         """

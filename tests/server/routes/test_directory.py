@@ -6,6 +6,8 @@ from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.client_failures import Failures
 from fedloom.server.fleet.last_seen import Presence, Seen
 from fedloom.server.ledger import AcceptedUpdate
+from fedloom.server.ledger.tables import clients, labels
+from support.contexts import rows_of
 from support.door import SPEC, Door
 
 
@@ -22,6 +24,41 @@ def door(tmp_path):
     with Door(tmp_path / "state") as door:
         enrol(door, "east-1", "east-2", "west-1", "west-2", "west_2")
         yield door
+
+
+@pytest.mark.parametrize(
+    ("action", "wish"),
+    [
+        ("note", {"note": "in the cellar"}),
+        ("labels", {"labels": {"floor": "1"}}),
+        ("quarantine", None),
+        ("drain", None),
+        ("release", None),
+        ("study", {"study": "cardio"}),
+        ("revoke", None),
+    ],
+)
+def test_what_an_operator_sets_reaches_open_pages(door, action, wish):
+    """After it is stored: an answer that was made before is not shared any longer."""
+    seen = []
+    hub, ledger = door.contexts.live, door.contexts.ledger
+    report = hub.changed
+
+    def known():
+        return [rows_of(ledger, table.select()) for table in (clients, labels)]
+
+    def changed(topic, subject="", look=None):
+        seen.append((topic, known()))
+        report(topic, subject, look)
+
+    before = known()
+    hub.changed = changed
+    status, _ = door.ask("POST", f"/clients/east-1/{action}", wish)
+    assert status == 200
+    stored = [row for topic, row in seen if topic == "clients"]
+    assert stored
+    assert stored[-1] == known()
+    assert action == "release" or stored[-1] != before
 
 
 def names(door, query=""):

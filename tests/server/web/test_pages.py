@@ -54,6 +54,18 @@ def get(door, path):
     return answer.status, text
 
 
+def test_a_page_has_the_version_that_its_stream_begins_with(door):
+    """A browser that finds another one there requests the live part."""
+
+    def shown():
+        return int(re.search(r'<body [^>]*data-version="(-?\d+)"', get(door, "/clients")[1])[1])
+
+    first = shown()
+    assert first == door.contexts.live.version
+    door.contexts.live.changed("clients")
+    assert shown() == first + 1
+
+
 def submit(door, tmp_path):
     """Start a run; returns its id."""
     digest = door.contexts.models.add(write_model(tmp_path / "m.safetensors"))

@@ -136,7 +136,7 @@ class Fleet:
     """
 
     def __init__(self, live: Hub | None = None) -> None:
-        self.live = live or Hub()
+        self.live = Hub() if live is None else live
         self._sessions: dict[str, Session] = {}
         self._held: dict[str, Hold] = {}
         self._calls: dict[str, set[Call]] = {}

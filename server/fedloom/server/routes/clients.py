@@ -116,6 +116,7 @@ async def note_client(
     before = await one_client(context, name)
     await context.audit(principal, "client.note", name, {"note": wish.note})
     await context.in_ledger(context.ledger.set_note, name, wish.note)
+    context.live.changed("clients")
     after = await one_client(context, name)
     return _acted(after, f"The note about {name} was saved.", changed=after.note != before.note)
 
@@ -129,6 +130,7 @@ async def label_client(
     await context.audit(principal, "client.label", name, {"labels": wish.labels})
     await context.in_ledger(context.ledger.set_labels, name, wish.labels)
     await context.runs.apply_budgets()
+    context.live.changed("clients")
     after = await one_client(context, name)
     changed = after.labels != before.labels
     return _acted(after, f"The labels of {name} were saved.", changed=changed)
@@ -151,6 +153,7 @@ async def move_client(
     if changed:
         await context.in_ledger(context.ledger.clear_failures, name)
         context.runs.cool_offs.release(name)
+        context.live.changed("clients")
     after = await one_client(context, name)
     where = f"the study {wish.study}" if wish.study else "no study"
     return _acted(after, f"{name} is in {where}.", changed=changed)

@@ -1,6 +1,6 @@
 """Adds the console to the application: pages, static files, the documentation, error pages."""
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from starlette import types
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
@@ -51,6 +51,11 @@ def fault_page(request: Request, status: int, fault: str) -> Response | None:
     return page(request, context, who, "fault", page="", status=status, **values)
 
 
+def _note_version(request: Request) -> None:
+    """Note what a page shows at least, before it is read; see `render.page`."""
+    request.state.version = request.app.state.context.live.version
+
+
 def mount(app: FastAPI) -> None:
     """Add the pages and their files to the application."""
     app.mount("/static", _Stamped(directory=STATIC), name="static")
@@ -69,4 +74,4 @@ def mount(app: FastAPI) -> None:
         logs,
     )
     for each in pages:
-        app.include_router(each.router)
+        app.include_router(each.router, dependencies=[Depends(_note_version)])

@@ -115,6 +115,7 @@ def page(
         "csrf": who.csrf,
         "path": request.url.path,
         "part_url": part_url(request),
+        "version": _version(request, who),
     }
     taken = more.keys() & (known.keys() | _jinja.globals.keys())
     assert not taken, f"names of all pages: {taken}"
@@ -126,6 +127,15 @@ def page(
     else:
         text = found.render(known)
     return HTMLResponse(text, status, headers={"cache-control": "no-store"})
+
+
+def _version(request: Request, who: Principal) -> int:
+    """The hub's version when the page was begun, which the browser compares with the stream's.
+
+    A change between the two is in no event. Who sees some studies is told no version of others: -1
+    is none, so that the browser requests the live part once.
+    """
+    return -1 if who.studies is not None else getattr(request.state, "version", -1)
 
 
 def part_url(request: Request) -> str:

@@ -140,7 +140,11 @@ function connect() {
     lastEventAt = Date.now();
     act(JSON.parse(event.data));
   });
-  on("hello", found);
+  on("hello", (data) => {
+    // What changed after the page was made and before the stream began is in no event.
+    if (`${data.version}` !== document.body.dataset.version) mark("", "");
+    found();
+  });
   on("beat", found);
   on("round", (data) => round(data.subject, data.now));
   for (const topic of ["run", "clients", "work", "tokens", "models", "refusals", "audit"]) {
