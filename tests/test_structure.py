@@ -115,6 +115,30 @@ def test_a_public_class_name_is_defined_once(trees):
     assert not unexpected
 
 
+def replaced_when_empty(tree, sized):
+    """Lines where an argument that may be empty, and then is false, is replaced by a new object."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+            last = node.values[-1]
+            if isinstance(last, ast.Call) and getattr(last.func, "id", "") in sized:
+                yield node.lineno
+
+
+def test_an_empty_object_is_not_replaced(trees):
+    """A class with a length, as one of watchers, is false without one: `x or Class()` drops it."""
+    sized = {
+        each.name
+        for tree in trees.values()
+        for each in ast.walk(tree)
+        if isinstance(each, ast.ClassDef)
+        and any(getattr(part, "name", "") in ("__len__", "__bool__") for part in each.body)
+    }
+    assert "Hub" in sized
+    assert list(replaced_when_empty(ast.parse("hub = given or Hub()"), sized)) == [1]
+    found = {name: list(replaced_when_empty(tree, sized)) for name, tree in trees.items()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
