@@ -48,7 +48,7 @@ def scene(tmp_path_factory):
     server.enrolment = server.settings.public.enrolment
     door = proxy.Proxy(directory, port, server.settings)
     try:
-        wait_until(lambda: not door.refuses(sent=hello("enroll.localhost")), "haproxy serves")
+        door.wait_for_servers()
         configs = cluster.enrol(server, DEVICES)
         cluster.run_devices(server, configs)
         wait_until(lambda: server.online() == len(DEVICES), "devices attend")

@@ -86,6 +86,11 @@ class Proxy:
             return connection.recv(1) == b""
         return True
 
+    def wait_for_servers(self):
+        """Wait until a server behind it answers: haproxy checks them every half a second."""
+        first = hello(f"enroll.{NAME}")
+        wait_until(lambda: not self.refuses(sent=first), f"haproxy serves: {self.log()}")
+
 
 def _resolve_names(patch):
     """Let Python and gRPC connect to 127.0.0.1 by the names below `NAME`."""

@@ -142,6 +142,7 @@ class Replicas:
         for each in others if settings.get("gates") else ():
             wait_until(each.serves, f"a gate serves: {each.log()}")
         self.door = proxy.Proxy(directory, port, *(each.settings for each in self.all))
+        self.door.wait_for_servers()
 
     @property
     def second(self):

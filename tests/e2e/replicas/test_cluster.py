@@ -18,6 +18,7 @@ from cluster.processes import Processes
 from cluster.settings import REPLICAS, Settings
 from fedloom.cli.connection.api_client import Control
 from fedloom.protocol.errors import UsageError
+from support.marks import sampled
 from support.patience import PATIENCE_S
 from support.ports import port_block
 from support.site_servers import wait_until
@@ -130,7 +131,7 @@ def test_rounds_go_on_when_the_driver_is_killed_and_nothing_is_left_at_the_end(m
     assert not made.folder.exists()
 
 
-@pytest.mark.parametrize("seen", ["postgresql", "fl-1", "device-1"])
+@pytest.mark.parametrize("seen", sampled(["postgresql", "fl-1", "device-1"], 3, first=1))
 def test_what_a_killed_command_left_is_stopped(made, seen):
     """By SIGKILL, when so much runs."""
     with subprocess.Popen(

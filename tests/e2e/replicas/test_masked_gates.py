@@ -11,6 +11,7 @@ from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import SessionState
 from fedloom.server.ledger.tables import gates, inbox, mail, spool_objects
 from support import federation as wire
+from support.marks import sampled
 from support.masked_devices import BODY
 from support.masked_replicas import PATIENT, MaskedReplicas, devices_of, play
 from support.masked_sums import ZEROS, mean_of
@@ -124,7 +125,16 @@ def test_a_gate_that_is_killed_loses_no_accepted_body(gated, place):
 
 @pytest.mark.parametrize(
     "place",
-    ["masking.opened", "masking.moved:1", "masking.moved:4", "inbox.taken:9", "masking.unmasked"],
+    sampled(
+        [
+            "masking.opened",
+            "masking.moved:1",
+            "masking.moved:4",
+            "inbox.taken:9",
+            "masking.unmasked",
+        ],
+        2,
+    ),
 )
 @pytest.mark.long
 def test_a_driver_that_is_killed_in_a_masked_round_is_replaced(gated, place):

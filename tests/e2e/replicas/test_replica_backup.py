@@ -60,6 +60,7 @@ def test_a_backup_of_running_replicas_continues_elsewhere(tmp_path, database, s3
     cluster, door = Cluster(tmp_path), Proxy(tmp_path, port, replica.settings)
     try:
         replica.start()
+        door.wait_for_servers()
         configs = cluster.enrol(replica, DEVICES)
         quick = cluster.run_devices(replica, configs[:-1])
         last = cluster.run_devices(replica, configs[-1:], stuck=2)
