@@ -171,9 +171,9 @@ class Device:
         if self._stopped(kind):
             return
         content = self.twists.get(kind, lambda c: c)(content)
-        self.said.append(kind)
         message = fleet_pb2.MaskingMessage(task=self.task.key, attempt=1, **{kind: content})
         await self._call.write(fleet_pb2.ClientMessage(masking=message))
+        self.said.append(kind)  # then a test may write: gRPC takes one message at a time
 
     def _stopped(self, kind):
         stops = self.stops is not None and kind in PHASES
