@@ -98,7 +98,7 @@ unit: $(VENV)/.dev ## unit, property and end-to-end tests
 long: $(VENV)/.dev ## the tests that take many seconds each: every kind of run under fire
 	scripts/pytest.sh -q -n 3 --dist worksteal -m 'long and not longest' --ignore tests/e2e/replicas
 
-longest: $(VENV)/.dev ## more cases of both, and what measures memory: half an hour
+longest: $(VENV)/.dev ## more cases of what long and replicas test, and what measures memory: half an hour
 	scripts/pytest.sh -q -n 3 --dist worksteal -m longest
 
 replicas: $(VENV)/.dev ## long tests of replicas: killed, stopped, moved, upgraded, and their database

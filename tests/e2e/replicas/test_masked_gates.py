@@ -9,7 +9,7 @@ import pytest
 from fedloom.protocol.errors import Code
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import SessionState
-from fedloom.server.ledger.tables import gates, inbox, mail, spool_objects
+from fedloom.server.ledger.tables import cohorts, gates, inbox, mail, spool_objects
 from support import federation as wire
 from support.marks import sampled
 from support.masked_devices import BODY
@@ -66,6 +66,8 @@ def test_masked_bodies_at_gates_give_the_sum_of_one_server(gated):
     at = Counter(replicas.gate_of(device.name).name for device in devices)
     assert len(at) == 3, at
     assert all(not device.refusals for device in devices)
+    seen = {row["client"]: row["bytes_up"] for row in rows(replicas.first, cohorts)}
+    assert all(seen[device.name] for device in devices), "gates tell what they received"
     assert len(rows(replicas.first, gates)) == 2
 
 

@@ -244,6 +244,7 @@ class GateRounds:
             )
         if not self.is_open(key):
             raise await self._missing(*key)
+        server.records.offered(key, client, again=False)  # it may have its files from elsewhere
         plan = self._served[key[0]].table.plan_of(key[1])
         return GateRound(self, plan) if not plan.spec.masking else await self._masked(plan, client)
 

@@ -52,7 +52,7 @@ def fault_page(request: Request, status: int, fault: str) -> Response | None:
 
 
 def _note_version(request: Request) -> None:
-    """Note what a page shows at least, before it is read; see `render.page`."""
+    """Note the version of the hub before a page reads anything; see `render.page`."""
     request.state.version = request.app.state.context.live.version
 
 

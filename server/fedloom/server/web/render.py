@@ -130,10 +130,11 @@ def page(
 
 
 def _version(request: Request, who: Principal) -> int:
-    """The hub's version when the page was begun, which the browser compares with the stream's.
+    """The hub's version before the page was read, which the browser compares with the stream's.
 
-    A change between the two is in no event. Who sees some studies is told no version of others: -1
-    is none, so that the browser requests the live part once.
+    If they differ, it requests the live part, because a change between the two is in no event.
+    Users of a study must not learn how much changes in others: their pages have -1, which always
+    differs.
     """
     return -1 if who.studies is not None else getattr(request.state, "version", -1)
 
