@@ -1,10 +1,12 @@
 """Live pages: they follow the server, report a lost connection, and recover."""
 
 import re
+import time
 
 import pytest
 from playwright.sync_api import expect
 
+from fedloom.server.event_hub import PACE_S
 from support.browser import shoot, stays
 from support.patience import PATIENCE_S
 from support.scene import wait_for
@@ -38,6 +40,7 @@ def test_a_change_between_the_page_and_its_stream_is_shown(watched, scene):
 
     def late(route):
         scene.control.post("clients", "oak", "note", body={"note": "in between"})
+        time.sleep(3 * PACE_S)  # until its event is sent to those who watch already
         route.continue_()
 
     page.route("**/v1/events*", late, times=1)
