@@ -5,13 +5,12 @@ are in `__init__.pyi` of the package.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
-from inspect import signature
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from fedloom.strategies.aggregation import Aggregation
 from fedloom.strategies.client_rules import ClientRule
 from fedloom.strategies.lazy_imports import Registry
-from fedloom.strategies.setting_checks import check_settings, lookup, spelled
+from fedloom.strategies.setting_checks import check_settings, lookup, parameters, spelled
 
 if TYPE_CHECKING:
     from fedloom.strategies.base import Strategy
@@ -72,7 +71,7 @@ def strategy(
     """
     build = strategy_of(name)
     parts: dict[str, object] = {"rule": rule, "aggregation": aggregation}
-    if "config" in signature(build).parameters:
+    if "config" in parameters(build):
         parts["config"] = config
     chosen = {part: value for part, value in parts.items() if value is not None}
     return _build(build, name, settings, table, **chosen)

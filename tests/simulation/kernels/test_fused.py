@@ -1,6 +1,7 @@
 """The fused kernel agrees with the resident one up to rounding, and refuses unsupported models."""
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -43,6 +44,17 @@ MAKERS = {
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
 
 
+@pytest.fixture(params=["numba", "torch"])
+def compiler(request, monkeypatch):
+    """What compiles the steps of chains with ReLU; others are always compiled by torch."""
+    few = fused._for_few()
+    if request.param == "torch":
+        monkeypatch.setattr(fused, "_for_few", lambda: None)
+    elif few is None:
+        pytest.skip("pip install 'fedloom[fast]'")
+    return request.param
+
+
 def _difference(make, people, task, dtype):
     """The largest difference between the two kernels' values, relative to the largest value."""
     params = {n: v.astype(dtype) for n, v in kernels.received(make()).items()}
@@ -73,6 +85,7 @@ def _difference(make, people, task, dtype):
 def test_the_compiled_steps_have_the_bits_of_the_interpreted_ones(model, rule, monkeypatch):
     """Also of a last batch that is smaller; compiling works with the torch that is installed."""
     assert fused._compiled() is not fused._train
+    monkeypatch.setattr(fused, "_for_few", lambda: None)
     make = lambda: kernels.seeded(MAKERS[model])  # noqa: E731
     people, task = kernels.population(), kernels.task(rule=rule, evaluate=True)
 
@@ -92,7 +105,7 @@ def test_the_compiled_steps_have_the_bits_of_the_interpreted_ones(model, rule, m
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("rule", [Plain(), FedProx(mu=0.5)], ids=lambda rule: rule.name)
 @pytest.mark.parametrize("model", MAKERS)
-def test_an_update_agrees_with_the_resident_kernels(model, rule, dtype):
+def test_an_update_agrees_with_the_resident_kernels(model, rule, dtype, compiler):
     """To 1e-5 of the largest value in float32 after an epoch, to 1e-12 in float64."""
     people = kernels.population(dtype=dtype)
     task = kernels.task(rule=rule, evaluate=True)
@@ -110,11 +123,77 @@ def test_an_update_agrees_with_the_resident_kernels(model, rule, dtype):
         {"batch_size": 1000},
     ],
 )
-def test_every_length_of_training_agrees(settings):
+def test_every_length_of_training_agrees(settings, compiler):
     """The same examples in the same steps, up to rounding in float64."""
     people = kernels.population(dtype=np.float64)
     make = lambda: kernels.seeded(kernels.mlp)  # noqa: E731
     assert _difference(make, people, kernels.task(**settings), np.float64) < 1e-12
+
+
+def _called(monkeypatch):
+    """Records the batch sizes that numba's steps are called with."""
+    called, take = [], fused._take_few
+
+    def recorded(*args, batch_size, **settings):
+        called.append(batch_size)
+        take(*args, batch_size=batch_size, **settings)
+
+    monkeypatch.setattr(fused, "_take_few", recorded)
+    return called
+
+
+@pytest.mark.parametrize("rule", [Plain(), FedProx(mu=0.5)], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 16, 17, 31, 64])
+@pytest.mark.parametrize("sizes", [(3, 2), (3, 2, 2), (3, 9, 5, 6), (3, 33, 11, 7, 2)], ids=str)
+def test_small_batches_agree_in_chains_of_every_size(sizes, batch_size, rule, monkeypatch):
+    """Layers and batches that no block of the compiled steps divides; in float64."""
+    pytest.importorskip("numba", reason="pip install 'fedloom[fast]'")
+    called = _called(monkeypatch)
+    people = kernels.population(
+        shape=sizes[:1], sizes=(70, 1, 23, 64), classes=sizes[-1], dtype=np.float64
+    )
+
+    def make():
+        layers = [part for two in pairwise(sizes) for part in (nn.Linear(*two), nn.ReLU())]
+        return nn.Sequential(*layers[:-1])
+
+    task = kernels.task(rule=rule, batch_size=batch_size, epochs=2)
+    assert _difference(lambda: kernels.seeded(make), people, task, np.float64) < 1e-12
+    assert set(called) == {min(batch_size, n) for n in (70, 1, 23, 64)}
+
+
+@pytest.mark.parametrize("batch_size", [16, 17])
+def test_large_batches_of_large_chains_are_left_to_torch(batch_size, monkeypatch):
+    """By the settings alone: the bits must not depend on a measurement."""
+    pytest.importorskip("numba", reason="pip install 'fedloom[fast]'")
+    called = _called(monkeypatch)
+    people = kernels.population(shape=(400,), sizes=(40,))
+    make = lambda: kernels.seeded(  # noqa: E731
+        lambda: nn.Sequential(nn.Linear(400, 90), nn.ReLU(), nn.Linear(90, 4))
+    )
+    kernel = Fused(make(), cross_entropy, people, kernels.CPU)
+    task = kernels.task(batch_size=batch_size)
+    list(kernel.work(kernels.received(make()), task, kernels.jobs(1)))
+    assert called == ([16] if batch_size == 16 else [])
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_an_input_that_is_not_finite_is_in_the_update(value, compiler):
+    """No step leaves it out, even where ReLU stops every gradient: the update is refused."""
+    people = kernels.population(shape=(3,), sizes=(4,), classes=2)
+    people.examples.x[:, 1] = value
+
+    def make():
+        model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+        with torch.no_grad():
+            model[0].weight[:, 1] = -np.sign(value) if np.isinf(value) else 1.0
+        return model
+
+    for kind in (Fused, Resident):
+        model = kernels.seeded(make)
+        kernel = kind(model, cross_entropy, people, kernels.CPU)
+        (outcome,) = kernel.work(kernels.received(model), kernels.task(), kernels.jobs(1))
+        assert any(not np.isfinite(delta).all() for delta in kernels.deltas(outcome).values())
 
 
 def test_an_update_depends_on_no_other_job():

@@ -19,11 +19,13 @@ from `resident` only by rounding.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from importlib.util import find_spec
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -36,6 +38,13 @@ from fedloom.simulation.kernels.base import ClientJob, RoundTask
 from fedloom.simulation.kernels.losses import is_cross_entropy
 from fedloom.simulation.kernels.one_by_one import Fitted, OneByOne
 from fedloom.strategies import ClientRule, FedProx, Plain
+from fedloom.strategies.exact.compiled import Compiled
+
+_FEW: Final = 16
+"""Largest batch for which `chain_steps` is faster than a library's matrix products."""
+_FEW_IF_SMALL: Final = 64
+_SMALL: Final = 1 << 15
+"""Weights of a chain in which it is faster for larger batches, too."""
 
 
 class Fused(OneByOne):
@@ -68,6 +77,15 @@ class Fused(OneByOne):
             return str(error)
         return "" if population is None else _fits(links, population)
 
+    @staticmethod
+    def load(model: nn.Module, batch_size: int) -> None:
+        """See `OnModel.load`."""
+        layers = _chain_of(chain.links(model))
+        if batch_size and _has_few(layers, batch_size):
+            x = layers.weights[0].new_zeros(1, layers.weights[0].size(1))
+            y, scores = torch.zeros(1, dtype=torch.int64), x.new_empty(1, len(layers.weights[-1]))
+            _take_few(layers, layers, x, y, scores, batch_size=1, rate=0.0, pull=0.0)
+
     @torch.no_grad()
     def fit(self, job: ClientJob, task: RoundTask, local: RuleContext) -> Fitted:  # noqa: ARG002 - these rules have none
         """Train without autograd."""
@@ -81,14 +99,23 @@ class Fused(OneByOne):
             if order is not None or not len(y):
                 x, y = self.holdings.train(job.client, order)
             inputs = self.holdings.augmented(job.client, x, (job.seed, epoch), order).flatten(1)
-            targets = self._one_hot.index_select(0, y)
-            scores = torch.empty_like(targets)
-            _compiled()(
-                *(self._chain, start, inputs, targets, scores),
-                batch_size=settings.batch_size or len(y), rate=settings.learning_rate, pull=pull,
+            scores = inputs.new_empty(len(y), len(self._one_hot))
+            together = min(settings.batch_size or len(y), len(y))
+            is_few = _has_few(self._chain, together)
+            take_steps = _take_few if is_few else self._take_many
+            take_steps(
+                *(self._chain, start, inputs, y, scores),
+                batch_size=together, rate=settings.learning_rate, pull=pull,
             )  # fmt: skip
             totals.add(cross_entropy(scores, y), scores, y)
         return totals, self.state.parts()
+
+    def _take_many(
+        self, layers: "_Chain", start: "_Chain", x: Tensor, y: Tensor, scores: Tensor,
+        *, batch_size: int, rate: float, pull: float,
+    ) -> None:  # fmt: skip
+        targets = self._one_hot.index_select(0, y)
+        _compiled()(layers, start, x, targets, scores, batch_size=batch_size, rate=rate, pull=pull)
 
 
 class _Chain(NamedTuple):
@@ -117,6 +144,54 @@ def _chain_of(links: Sequence[chain.Link]) -> _Chain:
 def _copy(layers: _Chain) -> _Chain:
     weights, biases = ([tensor.clone() for tensor in each] for each in layers[:2])
     return _Chain(weights, biases, layers.activations)
+
+
+# ---- compiled by numba --------------------------------------------------------------------------
+
+
+def _has_few(layers: _Chain, batch_size: int) -> bool:
+    """Whether `chain_steps` has the steps of a chain, and is faster for batches of this size."""
+    num_weights = sum(weight.numel() for weight in layers.weights)
+    return (
+        layers.weights[0].is_cpu
+        and batch_size <= (_FEW_IF_SMALL if num_weights <= _SMALL else _FEW)
+        and all(activation == "relu" for activation in layers.activations[:-1])
+        and _for_few() is not None
+    )
+
+
+def _take_few(
+    layers: _Chain, start: _Chain, x: Tensor, y: Tensor, scores: Tensor,
+    *, batch_size: int, rate: float, pull: float,
+) -> None:  # fmt: skip
+    """Take one step for each batch in order, as `_train`; y are the classes."""
+    (weights, biases), before = _arrays(layers), _arrays(start)
+    outputs, gradients = (
+        tuple(np.empty((batch_size, len(weight)), weight.dtype) for weight in weights)
+        for _ in range(2)
+    )
+    take_steps = _for_few()
+    assert take_steps is not None  # else `_has_few` is false
+    take_steps(
+        *(weights, biases, *before, x.contiguous().numpy(), y.contiguous().numpy()),
+        *(scores.numpy(), outputs, gradients, rate, pull),
+    )
+
+
+def _arrays(layers: _Chain) -> tuple[tuple[NDArray[Any], ...], ...]:
+    """The weights and the biases, in the same memory."""
+    weights, biases = (tuple(tensor.numpy() for tensor in each) for each in layers[:2])
+    return weights, biases
+
+
+@cache
+def _for_few() -> Compiled | None:
+    """`chain_steps.train`; None without numba."""
+    if find_spec("numba") is None:
+        return None
+    from fedloom.simulation.kernels import chain_steps  # noqa: PLC0415 - loads a compiler
+
+    return chain_steps.train
 
 
 # ---- compiled by TorchScript, so in the part of Python that it has ------------------------------

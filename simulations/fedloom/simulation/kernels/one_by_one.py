@@ -91,6 +91,15 @@ class OnModel:
         """Set up more of a kernel, at the end of its constructor."""
 
     @staticmethod
+    def load(model: nn.Module, batch_size: int) -> None:
+        """Load what workers of this kernel share if they are forked later, such as a compiler.
+
+        Args:
+            model: as for the constructor; not changed.
+            batch_size: of the run; 0 for full batches.
+        """
+
+    @staticmethod
     def carries(
         model: nn.Module,  # noqa: ARG004 - all are supported
         loss: loop.Loss,  # noqa: ARG004

@@ -146,6 +146,7 @@ class Trainer:
         self._times = TimeModel(self._sizes)
         self.clock = Clock(experiment.population.names, experiment.devices)
         self._stream = stream_of(experiment.spec)
+        self._over_sessions = experiment.spec.needs == "sessions"
         self._asked: tuple[Next, TaskDescription] | None = None
 
     def run(
@@ -209,7 +210,7 @@ class Trainer:
         result.came = [(number, place) for place in sent]
         if self._spool is not None:
             result.updates = self._spool.updates(number, result.reports)
-        elif self.experiment.spec.needs == "sessions":
+        elif self._over_sessions:
             result.updates = SessionUpdates(result.sessions)
         return result
 
@@ -242,7 +243,7 @@ class Trainer:
             weight = masked_sum.merge_session(
                 result.partial, total, found, task, spec, members=size
             )
-            if spec.needs == "sessions" and total.count:
+            if self._over_sessions and total.count:
                 result.sessions.append((total, weight))
             reports += found
         return reports

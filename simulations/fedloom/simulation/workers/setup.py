@@ -110,13 +110,16 @@ def set_up_workers(experiment: Experiment, kernel: str | None = None) -> WorkerS
     elif size == 1:
         crew = LocalWorkers(make(0), str(devices[0]))
     else:
+        fork = device.type == "cpu" and hasattr(os, "fork")
+        if fork and experiment.client is None:
+            choose.KERNELS[name].load(model, experiment.spec.local_training().batch_size or 0)
         crew = WorkerPool(
             make,
             size,
             names=[f"worker {n} ({place})" for n, place in enumerate(devices)],
             model=dict(manifest.specs) | received_specs(experiment, manifest),
             empty=sums,
-            fork=device.type == "cpu" and hasattr(os, "fork"),
+            fork=fork,
         )
     return WorkerSetup(
         crew=crew,

@@ -4,6 +4,7 @@ The sums have the same bits with and without it: products are exact in float64, 
 integer addition modulo 2^64.
 """
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -15,12 +16,19 @@ from numpy.typing import NDArray
 from fedloom.strategies.exact.fixed_point import Ints
 
 LEAST: Final = 1 << 18
-"""Values of a tensor from which compiled functions are used: they take 0.3 s to load."""
+"""Values of a tensor for which numba is loaded, in 0.3 s."""
+_LEAST_WHEN_LOADED: Final = 1 << 10
+"""Values of a tensor from which compiled functions are faster than numpy's passes."""
 
 _PIECE: Final = 4096
 """Values that fit the first cache together with their buffers."""
 
 Compiled: TypeAlias = Callable[..., Any]
+
+
+def is_faster(size: int) -> bool:
+    """Whether to use compiled functions for a tensor of this size; the bits are the same."""
+    return size >= (_LEAST_WHEN_LOADED if "numba" in sys.modules else LEAST)
 
 
 @cache
@@ -41,16 +49,22 @@ def floats() -> Compiled | None:
     return compile_(_floats)
 
 
-def compile_(function: Compiled) -> Compiled | None:
-    """Return a function that numba compiles at its first call; None without numba."""
+def compile_(function: Compiled, **options: Any) -> Compiled | None:
+    """Return a function that numba compiles at its first call; None without numba.
+
+    Args:
+        function: in the part of Python that numba has.
+        options: of `numba.njit`.
+    """
     if find_spec("numba") is None:
         return None
     from numba import njit  # noqa: PLC0415 - only large arrays need it
 
     try:
-        return njit(cache=True, nogil=True)(function)
+        found: Compiled = njit(cache=True, nogil=True, **options)(function)
     except RuntimeError:  # no folder for its cache
-        return njit(nogil=True)(function)
+        found = njit(nogil=True, **options)(function)
+    return found
 
 
 def _fold(  # noqa: PLR0917 - numba calls by position

@@ -124,7 +124,7 @@ class Words:
 
     def _compiled(self, get: Callable[[], Compiled | None]) -> Compiled | None:
         """A compiled function, for tensors that are large enough to load it."""
-        return get() if self._size >= compiled.LEAST else None
+        return get() if compiled.is_faster(self._size) else None
 
     def _carry(self, number: int, block: Ints, start: int) -> None:
         carries = (block + (1 << (WORD_BITS - 1))) >> WORD_BITS
@@ -196,7 +196,7 @@ class Slicer:
         self._differs = np.empty(capacity, np.bool_)
         self._raw = isinstance(coverage, Full)  # the bits of constants are removed when settled
         self._dense = [coverage.view(words.word(n), shape) for n in range(DENSE)]
-        large = self._raw and coverage.count(shape) >= compiled.LEAST and most >= DENSE
+        large = self._raw and most >= DENSE and compiled.is_faster(coverage.count(shape))
         self._fold = compiled.fold() if large else None
 
     def add(self, index: Any, block: Shape, values: NDArray[Any], scale: float) -> None:
