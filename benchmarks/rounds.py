@@ -79,7 +79,7 @@ def measure(num_values, num_rounds, num_clients):
         deployment.wait_online(num_clients)
         before = cpu_s(deployment.pid), sum(map(cpu_s, pids))
         run = deployment.submit(model(num_values), spec)
-        row = deployment.until(run)
+        row = deployment.until(run, every_s=1.0)
         after = cpu_s(deployment.pid), sum(map(cpu_s, pids))
         rows = deployment.rounds(run)
         events = deployment.events()

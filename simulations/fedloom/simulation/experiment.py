@@ -220,7 +220,7 @@ class Experiment:
         rate = spec.local_training().at(1, spec.round_config().goal).learning_rate
         made = self.optimizer([nn.Parameter(torch.zeros(1))], lr=rate)
         try:
-            check_optimizer(spec.build_strategy().rule, described(made, rate, varies=False))
+            check_optimizer(spec.client_rule, described(made, rate, varies=False))
         except ValueError as error:
             raise UsageError(str(error)) from None
 

@@ -277,8 +277,9 @@ class Agent:
         """Return memory to the system when idle: after the start, and after each task."""
         while True:
             await self._tasks.idle.wait()
-            await asyncio.sleep(TRIM_AFTER_S)
-            if self._tasks.idle.is_set():
+            try:
+                await asyncio.wait_for(self._tasks.busy.wait(), TRIM_AFTER_S)
+            except TimeoutError:
                 trim_memory.trim_all()
                 await self._tasks.busy.wait()
 

@@ -104,7 +104,7 @@ def limits(spec: RunSpec, manifest: Manifest) -> Limits:
     """Return the limits on updates of the run."""
     if (messages := spec.message_settings()) is not None:
         return messages.limits
-    rule = spec.build_strategy().rule
+    rule = spec.client_rule
     compression = spec.build_compression()
     kept, fixed = spec.build_personal().kept(manifest.specs), _fixed(spec, manifest)
     return Limits(

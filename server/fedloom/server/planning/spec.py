@@ -4,10 +4,10 @@ The ledger keeps it, and the strategy, the settings of rounds and the limits are
 restarted server or a simulator continues with the same run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import Any, Literal
+from functools import cached_property, partial, wraps
+from typing import Any, Literal, TypeVar
 
 from fedloom.protocol.codecs import Codec
 from fedloom.protocol.errors import UsageError
@@ -36,6 +36,7 @@ from fedloom.server.planning.spec_tables import filled
 from fedloom.server.studies import check_study
 from fedloom.strategies import (
     Adapters,
+    ClientRule,
     LocalTraining,
     MetricsSettings,
     Personal,
@@ -53,6 +54,8 @@ from fedloom.strategies.privacy import Plan, Privacy, Stream
 from fedloom.strategies.selection import History, Selection
 from fedloom.strategies.staleness import staleness_weighting
 
+T = TypeVar("T")
+
 MODES = ("synchronous", "buffered")
 """Modes of rounds: all clients work on one model, or each on the newest when it was asked."""
 
@@ -65,7 +68,22 @@ MOST_DRAWN = 1 << 20
 """Updates for which a Poisson-sampled round has room: a full sum would displace drawn clients."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _once(build: "Callable[[RunSpec], T]") -> "Callable[[RunSpec], T]":
+    """Let a method that builds a part from the settings, which never change, build it once."""
+    name = f"{build.__name__}()"
+
+    @wraps(build)
+    def built(spec: "RunSpec") -> T:
+        parts: dict[str, Any] = vars(spec)
+        if name not in parts:
+            parts[name] = build(spec)
+        found: T = parts[name]
+        return found
+
+    return built
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSpec:
     """A run, as submitted.
 
@@ -195,6 +213,11 @@ class RunSpec:
             table="strategy",
         )
 
+    @cached_property
+    def client_rule(self) -> ClientRule:
+        """The strategy's rule of local training."""
+        return self.build_strategy().rule
+
     def _check_parts(self) -> None:
         """Refuse a strategy that does not work with the other parts of the run."""
         scheme, broadcast = self.build_compression(), self.build_broadcast()
@@ -223,9 +246,10 @@ class RunSpec:
             )
         )
 
+    @_once
     def build_compression(self) -> Scheme | None:
         """The encoding of updates; None to send them unencoded."""
-        sums = bool(self.build_strategy().rule.remembers)
+        sums = bool(self.client_rule.remembers)
         return scheme(self._direction("up"), table="compression.up", sums=sums)
 
     def build_broadcast(self) -> Codec | None:
@@ -255,15 +279,17 @@ class RunSpec:
         named(values, f"compression.{name}")
         return values
 
+    @_once
     def build_personal(self) -> Personal:
         """The tensors that each client keeps."""
         return call(Personal, self.personal, table="personal")
 
+    @_once
     def build_adapters(self) -> Adapters:
         """What is averaged of low-rank adapters."""
         return call(Adapters, self.adapters, table="adapters")
 
-    @property
+    @cached_property
     def needs(self) -> Literal["sum", "sessions", "each"]:
         """Whether a round needs only the sum of its updates, those of its sessions, or each."""
         return "each" if self.build_adapters().by_products else self.build_strategy().needs
@@ -273,6 +299,7 @@ class RunSpec:
         """The fewest masking sessions whose sums a training round needs."""
         return self.build_strategy().aggregation.min_updates if self.needs == "sessions" else 1
 
+    @_once
     def build_masking(self) -> Masking | None:
         """The [masking] table, or None."""
         if self.masking is None:
@@ -340,6 +367,7 @@ class RunSpec:
 
     # ---- privacy -----------------------------------------------------------------------------
 
+    @_once
     def build_privacy(self) -> Privacy | None:
         """The [privacy] table, or None."""
         if not self.privacy:
@@ -423,16 +451,19 @@ class RunSpec:
         secret = settings is not None and settings.sampling != "none"
         return not (secret or self.flower or self.sites)
 
+    @_once
     def metrics_settings(self) -> MetricsSettings:
         """The metrics that are kept of clients; a client weighs at most as in the model."""
         return call(
             MetricsSettings, {"max_weight": self.max_weight, **self.metrics}, table="metrics"
         )
 
+    @_once
     def local_training(self) -> LocalTraining:
         """The clients' local training in a round."""
         return call(LocalTraining, self.train, table="train")
 
+    @_once
     def round_config(self) -> RoundConfig:
         """The settings of a round; those of a buffer in an asynchronous run."""
         config = self._round_config()
@@ -454,6 +485,7 @@ class RunSpec:
             candidates=config.candidates if chosen else max(config.candidates, settings.population),
         )
 
+    @_once
     def _round_config(self) -> RoundConfig:
         usual = {"goal": 1, "deadline_s": DEADLINE_S} if self.flower else {}
         settings = {**usual, **self.cohort}
@@ -559,7 +591,7 @@ class RunSpec:
         parts = self.local_training(), self.build_personal(), self.build_adapters()
         return tuple(name for part in parts for name in part.special)
 
-    @property
+    @cached_property
     def capacity(self) -> int:
         """Most updates that one round can accept: the goal, and those admitted at the same time."""
         config = self.round_config()
@@ -653,13 +685,13 @@ class RunSpec:
             plan.noise_multiplier, plan.settings.clip, most, plan.settings.grid_bits
         )
 
-    @property
+    @cached_property
     def remembers(self) -> bool:
         """Whether clients keep tensors from round to round."""
         compression = self.build_compression()
         of_codec = compression is not None and compression.remembers
         own = self.build_personal().remembers
-        return of_codec or own or bool(self.build_strategy().rule.remembers)
+        return of_codec or own or bool(self.client_rule.remembers)
 
     def as_dict(self) -> dict[str, Any]:
         """The table from which `parse` builds this."""

@@ -18,7 +18,7 @@ def describe(
         round=number,
         kind=kind,
         settings=spec.local_training().at(trained + 1, spec.round_config().goal),
-        rule=spec.build_strategy().rule,
+        rule=spec.client_rule,
         evaluate=spec.evaluate is True,
         weighting=spec.weighting,
         scheme=spec.build_compression(),

@@ -137,7 +137,7 @@ def received_specs(experiment: Experiment, manifest: Manifest) -> dict[str, Tens
     """Shape and dtype of tensors that clients get besides the model, by "slot/tensor"."""
     return {
         f"{slot}/{name}": TensorSpec(shape=spec.shape, dtype=slot_dtype(spec.dtype))
-        for slot in experiment.spec.build_strategy().rule.receives
+        for slot in experiment.spec.client_rule.receives
         for name, spec in manifest.specs.items()
     }
 
@@ -156,7 +156,7 @@ def chosen(
         experiment.engine.kernel if before is None else before,
         model,
         experiment.loss,
-        experiment.spec.build_strategy().rule,
+        experiment.spec.client_rule,
         experiment.optimizer,
         device,
         experiment.population,
