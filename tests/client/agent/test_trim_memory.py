@@ -77,3 +77,27 @@ def test_an_agent_trims_once_each_time_that_it_becomes_idle(tmp_path, monkeypatc
         await until(lambda: len(trimmed) == 2)
 
     played(tmp_path, scenario)
+
+
+def test_an_agent_between_rounds_that_follow_each_other_keeps_its_memory(monkeypatch):
+    """Trimming takes as long as several small rounds."""
+    trimmed = []
+    monkeypatch.setattr(trim_memory, "trim_all", lambda: trimmed.append(1))
+
+    async def scenario():
+        idle, busy = asyncio.Event(), asyncio.Event()
+        trimming = asyncio.ensure_future(trim_memory.trim_when_idle(idle, busy, 1.0))
+        for _ in range(60):
+            busy.clear()
+            idle.set()
+            await asyncio.sleep(0.04)
+            idle.clear()
+            busy.set()
+            await asyncio.sleep(0.001)
+        assert not trimmed
+        busy.clear()
+        idle.set()
+        await until(lambda: trimmed)
+        trimming.cancel()
+
+    asyncio.run(scenario())

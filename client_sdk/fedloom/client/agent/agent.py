@@ -252,7 +252,9 @@ class Agent:
                 self._tasks.reconnected()
                 await self._tasks.ask_verdicts()
                 every_s = self._connection.device_every_s
-                beside.append(asyncio.ensure_future(self._trim_memory()))
+                idle, busy = self._tasks.idle, self._tasks.busy
+                trimming = trim_memory.trim_when_idle(idle, busy, TRIM_AFTER_S)
+                beside.append(asyncio.ensure_future(trimming))
                 beside.append(asyncio.ensure_future(self._device.send_all(every_s)))
                 await self._listen(stream, beside)
             except UnreadableError as error:
@@ -272,16 +274,6 @@ class Agent:
                 renewal.cancel()
                 for task in beside:
                     task.cancel()
-
-    async def _trim_memory(self) -> None:
-        """Return memory to the system when idle: after the start, and after each task."""
-        while True:
-            await self._tasks.idle.wait()
-            try:
-                await asyncio.wait_for(self._tasks.busy.wait(), TRIM_AFTER_S)
-            except TimeoutError:
-                trim_memory.trim_all()
-                await self._tasks.busy.wait()
 
     async def _listen(self, stream: Any, beside: list[asyncio.Task[None]]) -> None:
         while (message := await stream.read()) is not grpc.aio.EOF:

@@ -6,6 +6,7 @@ file pages, so releasing them loses nothing: they are read again from the page c
 68 MB, then 36, then 41 a minute later).
 """
 
+import asyncio
 import contextlib
 import ctypes
 import gc
@@ -37,6 +38,20 @@ def trim_all() -> None:
         libc.malloc_trim(0)
         for begin, end in clean_mappings(_SMAPS.read_text().splitlines()):
             libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED)
+
+
+async def trim_when_idle(idle: asyncio.Event, busy: asyncio.Event, after_s: float) -> None:
+    """Trim after the start and after each task, when nothing was to do for `after_s` seconds.
+
+    Between rounds that follow each other sooner, memory is kept: it would be needed again.
+    """
+    while True:
+        await idle.wait()
+        try:
+            await asyncio.wait_for(busy.wait(), after_s)
+        except TimeoutError:
+            trim_all()
+            await busy.wait()
 
 
 def clean_mappings(smaps: Iterable[str]) -> Iterator[tuple[int, int]]:
