@@ -1,11 +1,12 @@
 """The owner's policy: strict parsing, its description, and its gate."""
 
+import json
 import tomllib
 
 import pytest
 
 from fedloom.client.owner.policy import Policy, PolicyFile, load, template, words
-from fedloom.client.owner.policy_gate import DAY_S, HOUR_S, PolicyGate
+from fedloom.client.owner.policy_gate import DAY_S, FILE, HOUR_S, KEPT, PolicyGate
 from fedloom.protocol import settings
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.v1 import fleet_pb2
@@ -150,6 +151,27 @@ def test_rounds_an_hour_and_a_day_are_counted_over_restarts(tmp_path):
     assert "an hour" in rules().objection(offer(number=4))
     now[0] += 2 * HOUR_S + DAY_S
     assert rules().objection(offer(number=4)) is None
+
+
+@pytest.mark.parametrize("limit", [0, 5, 150])
+def test_the_count_of_many_rounds_takes_bounded_space_and_holds_the_limit(tmp_path, limit):
+    """Each round of a day had an entry in a file that is written twice a round."""
+    now = [1e9]
+    policy(tmp_path, f"[runs]\nrounds_per_day = {limit}")
+    rules = PolicyGate(PolicyFile(tmp_path / "policy.toml"), tmp_path, lambda: now[0])
+    for number in range(1, 301):
+        rules.took(offer(number=number))
+        rules.answered(offer(number=number))
+        now[0] += 1.0
+    rules.took(offer(number=301))
+    taken = json.loads((tmp_path / FILE).read_text())
+    assert len(taken) == max(KEPT, limit) + 1
+    rules = PolicyGate(PolicyFile(tmp_path / "policy.toml"), tmp_path, lambda: now[0])
+    assert (rules.objection(offer(number=302)) is None) == (limit == 0)
+    now[0] += DAY_S - limit  # as many as the limit are of the last day
+    assert (rules.objection(offer(number=302)) is None) == (limit == 0)
+    now[0] += 1.0
+    assert rules.objection(offer(number=302)) is None
 
 
 def test_another_task_under_a_counted_round_number_counts_again(tmp_path):

@@ -23,6 +23,12 @@ log = logging.getLogger(__name__)
 FILE = "rounds-taken.json"
 HOUR_S, DAY_S = 3600.0, 86400.0
 
+KEPT = 100
+"""Answered rounds that are kept at least: the file is written twice a round, of which a day can
+have thousands. A limit that is raised above it counts no more than these of the rounds before."""
+
+_UNTIL = " until "
+
 
 class PolicyGate:
     """Declines offers that the owner's policy does not allow.
@@ -67,16 +73,28 @@ class PolicyGate:
     def answered(self, offer: fleet_pb2.Task) -> None:
         """Mark a task as answered: if it is offered again, it counts again."""
         key, now = name_of(offer), self._now()
-        self._taken[f"{key} until {now}"] = self._taken.pop(key, now)
+        self._taken[f"{key}{_UNTIL}{now}"] = self._taken.pop(key, now)
         self._keep()
 
     def _keep(self) -> None:
         now = self._now()
-        self._taken = {key: at for key, at in self._taken.items() if now - at < DAY_S}
+        taken = {key: at for key, at in self._taken.items() if now - at < DAY_S}
+        answered = sorted((key for key in taken if _UNTIL in key), key=taken.__getitem__)
+        for key in answered[: -self._most()]:
+            del taken[key]
+        self._taken = taken
         try:
             write_whole(self._path, json.dumps(self._taken), mode=0o600)
         except OSError as error:
             log.warning("the count of rounds could not be stored: %s", error)
+
+    def _most(self) -> int:
+        """The most answered rounds that a limit of the policy can ask for."""
+        try:
+            runs = self.policy.current().runs
+        except UsageError:
+            return max(KEPT, len(self._taken))
+        return max(KEPT, runs.rounds_per_hour, runs.rounds_per_day)
 
     def _since(self, span_s: float, offer: fleet_pb2.Task) -> int:
         now, mine = self._now(), name_of(offer)
