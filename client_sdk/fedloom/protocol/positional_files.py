@@ -1,4 +1,4 @@
-"""Reads and writes at a position of an open file, on POSIX and on Windows.
+"""Reads and writes at a position of an open file, or at its end, on POSIX and on Windows.
 
 Windows has no pread(2): there one lock of this process makes seek and read a single step, and the
 file's own position moves. Flags for `os.open` that a system lacks are 0.
@@ -7,6 +7,7 @@ file's own position moves. Flags for `os.open` that a system lacks are 0.
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -54,3 +55,26 @@ def read_into(handle: int, view: memoryview, offset: int) -> int:
     got = seek_and_read(handle, len(view), offset)
     view[: len(got)] = got
     return len(got)
+
+
+def append_line(path: Path, line: bytes) -> int:
+    """Append a line to a private file, on a line of its own if the last one was truncated.
+
+    Returns:
+        The bytes of the file afterwards.
+
+    Raises:
+        OSError: it cannot be written, or there is no room for the whole line.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_LINK | BINARY
+    handle = os.open(path, flags, 0o600)
+    try:
+        size = os.fstat(handle).st_size
+        if size and read_at(handle, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        whole = os.write(handle, line) == len(line)
+    finally:
+        os.close(handle)
+    if not whole:
+        raise OSError("no room for a complete entry")
+    return size + len(line)

@@ -1,12 +1,13 @@
 """The owner's policy: strict parsing, its description, and its gate."""
 
 import json
+import time
 import tomllib
 
 import pytest
 
 from fedloom.client.owner.policy import Policy, PolicyFile, load, template, words
-from fedloom.client.owner.policy_gate import DAY_S, FILE, HOUR_S, KEPT, PolicyGate
+from fedloom.client.owner.policy_gate import DAY_S, FILE, HOUR_S, KEPT, MOST_LINES, PolicyGate
 from fedloom.protocol import settings
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.v1 import fleet_pb2
@@ -155,7 +156,7 @@ def test_rounds_an_hour_and_a_day_are_counted_over_restarts(tmp_path):
 
 @pytest.mark.parametrize("limit", [0, 5, 150])
 def test_the_count_of_many_rounds_takes_bounded_space_and_holds_the_limit(tmp_path, limit):
-    """Each round of a day had an entry in a file that is written twice a round."""
+    """Each round of a day had an entry in a file that was replaced twice a round."""
     now = [1e9]
     policy(tmp_path, f"[runs]\nrounds_per_day = {limit}")
     rules = PolicyGate(PolicyFile(tmp_path / "policy.toml"), tmp_path, lambda: now[0])
@@ -164,14 +165,42 @@ def test_the_count_of_many_rounds_takes_bounded_space_and_holds_the_limit(tmp_pa
         rules.answered(offer(number=number))
         now[0] += 1.0
     rules.took(offer(number=301))
-    taken = json.loads((tmp_path / FILE).read_text())
-    assert len(taken) == max(KEPT, limit) + 1
+    lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+    assert len(lines) <= MOST_LINES
+    assert sum(map(len, lines)) <= max(KEPT, limit) + 3 * MOST_LINES
     rules = PolicyGate(PolicyFile(tmp_path / "policy.toml"), tmp_path, lambda: now[0])
     assert (rules.objection(offer(number=302)) is None) == (limit == 0)
     now[0] += DAY_S - limit  # as many as the limit are of the last day
     assert (rules.objection(offer(number=302)) is None) == (limit == 0)
     now[0] += 1.0
     assert rules.objection(offer(number=302)) is None
+
+
+def test_a_truncated_line_of_the_count_loses_one_round(tmp_path, caplog):
+    """A power loss may leave half a line; what was counted before and is counted after holds."""
+    policy(tmp_path, "[runs]\nrounds_per_day = 2")
+
+    def rules():
+        return PolicyGate(PolicyFile(tmp_path / "policy.toml"), tmp_path)
+
+    for number in (1, 2):
+        rules().took(offer(number=number))
+    text = (tmp_path / FILE).read_text()
+    (tmp_path / FILE).write_text(text[:-10])
+    assert rules().objection(offer(number=3)) is None
+    rules().took(offer(number=3))
+    assert "a part of the count" in caplog.text
+    caplog.clear()
+    assert "2 rounds a day" in rules().objection(offer(number=4))
+    assert not caplog.text  # written anew
+
+
+def test_the_count_of_an_earlier_version_is_read(tmp_path):
+    """One object, replaced as a whole."""
+    policy(tmp_path, "[runs]\nrounds_per_day = 2")
+    (tmp_path / FILE).write_text(json.dumps({"one": time.time(), "two until 5": time.time()}))
+    rules = PolicyGate(PolicyFile(tmp_path / "policy.toml"), tmp_path)
+    assert "2 rounds a day" in rules.objection(offer())
 
 
 def test_another_task_under_a_counted_round_number_counts_again(tmp_path):

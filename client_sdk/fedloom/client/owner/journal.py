@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fedloom.protocol import positional_files
-from fedloom.protocol.positional_files import BINARY, NO_LINK
+from fedloom.protocol.positional_files import append_line
 
 log = logging.getLogger(__name__)
 
@@ -120,18 +119,7 @@ class Journal:
             self._failing = False
 
     def _append(self, line: bytes) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_LINK | BINARY
-        handle = os.open(self._path, flags, 0o600)
-        try:
-            size = os.fstat(handle).st_size
-            if size and positional_files.read_at(handle, 1, size - 1) != b"\n":
-                line = b"\n" + line  # the last entry was truncated
-            whole = os.write(handle, line) == len(line)
-        finally:
-            os.close(handle)
-        if not whole:
-            raise OSError("no room for a complete entry")
-        if size + len(line) >= self._max_bytes:
+        if append_line(self._path, line) >= self._max_bytes:
             self._rotate()
 
     def _rotate(self) -> None:
