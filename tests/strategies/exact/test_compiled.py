@@ -1,5 +1,8 @@
 """Compiled passes give what numpy's give, bit for bit."""
 
+import os
+import subprocess
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -130,7 +133,29 @@ def test_small_tensors_do_not_load_the_compiler(monkeypatch):
 def test_without_the_package_numpy_adds(monkeypatch):
     """`fast` is an extra."""
     monkeypatch.setattr(compiled, "find_spec", lambda name: None)
-    for function in (compiled.fold, compiled.settle, compiled.floats):
+    for function in (compiled._njit, compiled.fold, compiled.settle, compiled.floats):
         function.cache_clear()
         assert function() is None
+    for function in (compiled._njit, compiled.fold, compiled.settle, compiled.floats):
         function.cache_clear()
+
+
+def test_a_numba_that_does_not_fit_is_left_out(tmp_path):
+    """Each release has a latest numpy, and raises with a later one."""
+    (tmp_path / "numba.py").write_text('raise ImportError("Numba needs NumPy 2.0 or less")')
+    code = """
+import logging
+logging.basicConfig()
+from fedloom.simulation.kernels import fused
+from fedloom.strategies.exact import compiled
+assert compiled.fold() is compiled.settle() is fused._for_few() is None
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("numba is not used: Numba needs NumPy 2.0 or less") == 1

@@ -19,7 +19,6 @@ from `resident` only by rounding.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from importlib.util import find_spec
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -38,7 +37,7 @@ from fedloom.simulation.kernels.base import ClientJob, RoundTask
 from fedloom.simulation.kernels.losses import is_cross_entropy
 from fedloom.simulation.kernels.one_by_one import Fitted, OneByOne
 from fedloom.strategies import ClientRule, FedProx, Plain
-from fedloom.strategies.exact.compiled import Compiled
+from fedloom.strategies.exact.compiled import Compiled, is_available
 
 _FEW: Final = 16
 """Largest batch for which `chain_steps` is faster than a library's matrix products."""
@@ -187,7 +186,7 @@ def _arrays(layers: _Chain) -> tuple[tuple[NDArray[Any], ...], ...]:
 @cache
 def _for_few() -> Compiled | None:
     """`chain_steps.train`; None without numba."""
-    if find_spec("numba") is None:
+    if not is_available():
         return None
     from fedloom.simulation.kernels import chain_steps  # noqa: PLC0415 - loads a compiler
 

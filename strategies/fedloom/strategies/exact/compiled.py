@@ -4,6 +4,7 @@ The sums have the same bits with and without it: products are exact in float64, 
 integer addition modulo 2^64.
 """
 
+import logging
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -14,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.strategies.exact.fixed_point import Ints
+
+log = logging.getLogger(__name__)
 
 LEAST: Final = 1 << 18
 """Values of a tensor for which numba is loaded, in 0.3 s."""
@@ -56,14 +59,31 @@ def compile_(function: Compiled, **options: Any) -> Compiled | None:
         function: in the part of Python that numba has.
         options: of `numba.njit`.
     """
-    if find_spec("numba") is None:
+    if (njit := _njit()) is None:
         return None
-    from numba import njit  # noqa: PLC0415 - only large arrays need it
-
+    found: Compiled
     try:
-        found: Compiled = njit(cache=True, nogil=True, **options)(function)
+        found = njit(cache=True, nogil=True, **options)(function)
     except RuntimeError:  # no folder for its cache
         found = njit(nogil=True, **options)(function)
+    return found
+
+
+def is_available() -> bool:
+    """Whether functions are compiled."""
+    return _njit() is not None
+
+
+@cache
+def _njit() -> Compiled | None:
+    if find_spec("numba") is None:
+        return None
+    try:
+        from numba import njit  # noqa: PLC0415 - only large arrays need it
+    except ImportError as error:  # each release of numba has a latest numpy
+        log.warning("numba is not used: %s", error)
+        return None
+    found: Compiled = njit
     return found
 
 
