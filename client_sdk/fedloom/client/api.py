@@ -1,7 +1,6 @@
 """The interface of training code: `Client`, the `Task` it receives, the `Update` it returns."""
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,10 +35,16 @@ class Weighting(StrEnum):
 
 
 @dataclass(slots=True)
-class _Limit:
-    """Monotonic time at which a training must end; shared by all copies of its task."""
+class _Stop:
+    """Whether a training must end; shared by all copies of its task, and set by other threads.
+
+    Attributes:
+        ends_at: monotonic time at which it must.
+        dropped: whether its result will be discarded.
+    """
 
     ends_at: float = math.inf
+    dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +83,7 @@ class Task:
     training_round: int = 0
     local: RuleContext = field(default_factory=RuleContext, repr=False, compare=False)
     checkpoints: Checkpoints = field(default_factory=Checkpoints, repr=False, compare=False)
-    _limit: _Limit = field(default_factory=_Limit, repr=False, compare=False)
-    _stopping: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
+    _stop: _Stop = field(default_factory=_Stop, repr=False, compare=False)
     _reporter: Reporter = field(default_factory=Reporter, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -151,20 +155,20 @@ class Task:
     @property
     def dropped(self) -> bool:
         """Whether the result will be discarded, as after a withdrawal."""
-        return self._stopping.is_set()
+        return self._stop.dropped
 
     @property
     def out_of_time(self) -> bool:
         """Whether the training exceeded this device's time budget; a partial result is sent."""
-        return time.monotonic() >= self._limit.ends_at
+        return time.monotonic() >= self._stop.ends_at
 
     def limit(self, seconds: float) -> None:
         """For agents: set the training's time budget, seconds from now."""
-        self._limit.ends_at = time.monotonic() + seconds
+        self._stop.ends_at = time.monotonic() + seconds
 
     def stop(self) -> None:
         """Ask the training code to stop; its result is discarded."""
-        self._stopping.set()
+        self._stop.dropped = True
 
     def checkpoint(self, write: Callable[[BinaryIO], object], *, always: bool = False) -> bool:
         """Save the state of the training, to resume after a kill or a reboot.

@@ -1,8 +1,6 @@
 """The PyTorch client: local training, local tensors and evaluation."""
 
-import dataclasses
 import itertools
-import threading
 
 import numpy as np
 import pytest
@@ -396,7 +394,7 @@ def test_training_stops_on_request():
     """Between two steps."""
     client = TorchClient(_model(), _data(), cross_entropy)
     start = _params(client.model)
-    stopped = dataclasses.replace(_task(), _stopping=threading.Event())
+    stopped = _task()
     stopped.stop()
     sent, num_examples, metrics = client.train(start, stopped)
     assert _same(sent, start)
