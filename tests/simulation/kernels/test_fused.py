@@ -196,6 +196,18 @@ def test_an_input_that_is_not_finite_is_in_the_update(value, compiler):
         assert any(not np.isfinite(delta).all() for delta in kernels.deltas(outcome).values())
 
 
+@pytest.mark.parametrize("target", [-1, 4])
+def test_a_target_that_changed_to_no_class_is_refused(target, compiler):
+    """The data is checked when a kernel is made; compiled code checks no index."""
+    people = kernels.population()
+    kernel = Fused(kernels.seeded(kernels.mlp), cross_entropy, people, kernels.CPU)
+    people.examples.y[people.shards[0][3]] = target
+    params = kernels.received(kernels.seeded(kernels.mlp))
+    said = {"numba": "target out of range", "torch": "out of range in self"}[compiler]
+    with pytest.raises(IndexError, match=said):
+        list(kernel.work(params, kernels.task(), kernels.jobs(1)))
+
+
 def test_an_update_depends_on_no_other_job():
     people = kernels.population()
     params, task = kernels.received(kernels.seeded(kernels.mlp)), kernels.task()

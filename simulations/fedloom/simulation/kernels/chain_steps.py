@@ -202,7 +202,13 @@ def _train(  # noqa: PLR0917 - numba calls by position
         gradients: L of [B, out] to work in.
         rate: η.
         pull: ημ, towards the start.
+
+    Raises:
+        IndexError: a target is no class.
     """
+    for target in y:
+        if not 0 <= target < scores.shape[1]:  # compiled code would write elsewhere
+            raise IndexError("target out of range")
     last, size = len(weights) - 1, len(gradients[0])
     widest = _TOGETHER
     for weight in weights:
