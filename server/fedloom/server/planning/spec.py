@@ -197,6 +197,10 @@ class RunSpec:
         except (ValueError, TypeError, privacy.MissingAccountant) as error:
             raise UsageError(str(error)) from None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and other processes get the settings, and build the parts themselves."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     def build_strategy(self) -> Strategy:
         """The strategy, with its client rule and its aggregation."""
         rule = registry.client_rule(*named(self.rule, "rule", registry.CLIENT_RULES), table="rule")
