@@ -121,7 +121,7 @@ class PolicyGate:
 
 
 def _read(path: Path) -> tuple[dict[str, float], int]:
-    """The rounds, and the number of lines; more than `MOST_LINES` if the file is not as written."""
+    """The rounds, and the number of lines: `MOST_LINES` for a damaged file, to write it anew."""
     try:
         lines = path.read_text().splitlines()
     except FileNotFoundError:
