@@ -17,7 +17,7 @@ from fedloom.server.engine import RunState
 from fedloom.server.planning import limits
 from fedloom.server.planning.best import mark
 from fedloom.server.planning.spec import RunSpec
-from fedloom.simulation.caller_state import preserved
+from fedloom.simulation.caller_state import frozen_heap, preserved
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.output import words, write_folder
 from fedloom.simulation.output.files import OutputFolder
@@ -193,11 +193,14 @@ def _running(
     experiment: Experiment, folder: OutputFolder | None, *, resume: bool, accept_changes: bool
 ) -> Iterator[Simulation]:
     checkpoint = None if folder is None else folder.path / CHECKPOINT
-    simulation = Simulation(experiment, checkpoint, resume=resume, accept_changes=accept_changes)
-    try:
-        yield simulation
-    finally:
-        simulation.close()
+    with frozen_heap():
+        simulation = Simulation(
+            experiment, checkpoint, resume=resume, accept_changes=accept_changes
+        )
+        try:
+            yield simulation
+        finally:
+            simulation.close()
 
 
 def _rounds(

@@ -1,8 +1,9 @@
-"""What a simulation leaves as its caller had it: torch's threads, default dtype and random states.
+"""What a simulation leaves as its caller had it: torch's threads, random states, and the heap.
 
 Kernels run on one thread and seed global generators, and a user's code may seed them too.
 """
 
+import gc
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,3 +30,21 @@ def preserved() -> Iterator[None]:
         torch.set_rng_state(of_torch)
         if of_gpus:
             torch.cuda.set_rng_state_all(of_gpus)
+
+
+@contextmanager
+def frozen_heap() -> Iterator[None]:
+    """Leave all objects that exist out of the collections of garbage, here and in forked workers.
+
+    A full collection looks at 270,000 objects of torch and others: 0.13 s, and each forked worker
+    copies the pages that it marks. Does nothing if the caller has frozen objects itself.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.collect()  # garbage must not stay for the whole simulation
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

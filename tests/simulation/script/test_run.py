@@ -1,6 +1,8 @@
 """`fedloom.simulation.run`: what it takes, what it refuses, and what it leaves as it was."""
 
+import gc
 import random
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -337,6 +339,32 @@ def test_it_leaves_the_callers_torch_as_it_was(fails):
         assert torch.equal(torch.get_rng_state(), states[2])
     finally:
         torch.set_num_threads(before)
+
+
+class _Loop:
+    """Garbage that only a collection finds."""
+
+    def __init__(self):
+        self.me = self
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_heap_is_frozen_while_it_runs_and_the_callers_garbage_is_not_kept(own):
+    """What the caller has frozen itself stays so."""
+    many, during = 10_000, []
+    gc.unfreeze()
+    gc.disable()  # only what a simulation itself collects
+    try:
+        if own:
+            gc.freeze()
+        lost = weakref.ref(_Loop())
+        run(net(), (X, Y), on_round=lambda *_: during.append(gc.get_freeze_count()), **QUICK)
+        assert during[0] > many
+        assert (gc.get_freeze_count() > many) == own
+        assert (lost() is None) != own
+    finally:
+        gc.enable()
+        gc.freeze()  # as the tests began
 
 
 def test_nothing_of_the_data_is_shown(capsys):
