@@ -1,7 +1,5 @@
 """A masked run ends with one model, simulated without masks and on a server with real agents."""
 
-from dataclasses import replace
-
 import pytest
 
 from fedloom.simulation.training import masked_sum
@@ -174,7 +172,7 @@ def test_rules_over_the_same_sessions_end_with_the_same_model(case, crowd, runne
     def as_there(task, names, jobs):
         job_of = {names[job.client]: job for job in jobs}
         return [
-            [replace(job_of[name], members=len(each.members)) for name in sorted(each.members)]
+            [job_of[name]._replace(members=len(each.members)) for name in sorted(each.members)]
             for each in ledger.sessions(run.id, task.round)
         ]
 

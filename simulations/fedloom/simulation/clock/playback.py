@@ -132,7 +132,7 @@ class Playback:
         ranks: of each client in the roster.
         by_rank: the index of each client of the roster.
         number: of the round.
-        load: of each device for its task.
+        load: of each device for its task; not needed without devices.
         opening: of the round.
         refused: (round, index) of updates known to be refused.
     """
@@ -148,7 +148,7 @@ class Playback:
         ranks: NDArray[np.intp],
         by_rank: NDArray[np.intp],
         number: int,
-        load: Load,
+        load: Load | None,
         opening: Opening,
         refused: AbstractSet[tuple[int, int]],
     ) -> None:
@@ -177,6 +177,7 @@ class Playback:
         self._declines: Of | None = None
         self._fails_at: Of | None = None
         if devices is not None:
+            assert load is not None
             self._work = devices.work_times(load, number)
             self._declines = devices.declines(number)
             self._fails_at = devices.fails_at(number)

@@ -51,7 +51,7 @@ class Clock:
         *,
         select: Select,
         round_number: int,
-        load: Load,
+        load: Load | None,
         start_s: float = 0.0,
         refused: frozenset[str] = frozenset(),
         excluded: frozenset[str] = frozenset(),
@@ -62,7 +62,7 @@ class Clock:
             config: of the round.
             select: draws the cohort and its replacements.
             round_number: its number, for random numbers.
-            load: of each device; unused without devices.
+            load: of each device; not needed without devices.
             start_s: virtual seconds at which it begins to select.
             refused: clients whose updates are known to be refused.
             excluded: clients that may not be selected.
@@ -87,7 +87,7 @@ class Clock:
         engine: Round | Buffer,
         *,
         number: int,
-        load: Load,
+        load: Load | None,
         opening: Opening,
         refused: frozenset[tuple[int, int]],
     ) -> Playback:

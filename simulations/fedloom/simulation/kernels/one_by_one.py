@@ -8,7 +8,6 @@ Invariant: one client's examples are gathered at a time, so memory does not grow
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar, TypeAlias
 
 import torch
@@ -119,7 +118,7 @@ class OnModel:
         """Evaluate test examples; see `Kernel.evaluate`."""
         self.state.receive(params)
         found, scores = self._measured(self.holdings.test(start, stop), start)
-        return replace(found, scores=scores)
+        return found._replace(scores=scores)
 
     @classmethod
     def lacks(cls, special: Sequence[str]) -> str:
@@ -145,7 +144,7 @@ class OnModel:
             return found
         of = f"the held-out examples of {self.names[client]}"
         more = measured(of_clients(self.metrics), scores, found.metrics["loss"], of)
-        return replace(found, metrics={**found.metrics, **more})
+        return found._replace(metrics={**found.metrics, **more})
 
     def _measured(
         self, examples: batches.ExampleSource | None, start: int = 0

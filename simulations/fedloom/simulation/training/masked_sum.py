@@ -5,7 +5,6 @@ cancel. Integer sums do not depend on who is in which session, so any split give
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 
 from fedloom.protocol.errors import UsageError
@@ -80,7 +79,7 @@ def sessions(
         start = 0
         for size in session_sizes(len(members), task.masking.group):
             jobs_of = members[start : start + size]
-            found.append([replace(job, members=size) for job in jobs_of])
+            found.append([job._replace(members=size) for job in jobs_of])
             start += size
     return found
 

@@ -331,7 +331,7 @@ class Trainer:
             spec.round_config(),
             select=spec.select(what.number, what.kind, self._history, self._stream),
             round_number=what.number,
-            load=self.load(what, sizes),
+            load=None if self.experiment.devices is None else self.load(what, sizes),
             start_s=start_s,
             refused=frozenset(names[client] for client in refused),
             excluded=what.excluded,
@@ -347,11 +347,11 @@ class Trainer:
 
     def _upload_bytes(self, asked: TaskDescription, sizes: Sizes) -> Callable[[int], int]:
         """A function from a client's index to the bytes of its update for a task."""
-        forecast = self.traffic.upload_bytes(asked)
+        forecast = cache(lambda: self.traffic.upload_bytes(asked))  # often all are known
 
         def upload_bytes(place: int) -> int:
             found = sizes.get((asked.round, place))
-            return forecast(place) if found is None else found
+            return forecast()(place) if found is None else found
 
         return upload_bytes
 
@@ -367,13 +367,14 @@ class Trainer:
 
     def bytes_up(self, what: Next, done: Trained) -> list[tuple[int, int]]:
         """The client's index and the bytes of each update that reached the server in a round."""
-        upload_bytes = cache(
-            lambda number: self._upload_bytes(
+        upload_bytes = {
+            number: self._upload_bytes(
                 self.asked(what if number == what.number else replace(what, number=number)),
                 done.sizes,
             )
-        )
-        return [(client, upload_bytes(number)(client)) for number, client in done.came]
+            for number in dict.fromkeys(number for number, _ in done.came)
+        }
+        return [(client, upload_bytes[number](client)) for number, client in done.came]
 
     def measure(
         self, params: Params, task: RoundTask, result: Trained, counted: Mapping[str, int]
@@ -402,7 +403,7 @@ class Trainer:
     ) -> list[Report]:  # fmt: skip
         """Train clients and add their updates to `total`; note their bytes and work in `result`."""
         groups = grouped(jobs, self._sizes, self._group)
-        ordered = longest_first(groups, self._times.predict())
+        ordered = longest_first(groups, self._times)
         gave = self._crew.train(RoundWork(params, task, ordered, total, progress))
         self._times.observe(gave.reports)
         if task.sizes_vary:

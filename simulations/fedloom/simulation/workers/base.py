@@ -6,7 +6,7 @@ reported once; a refused update adds nothing to the sum.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fedloom.simulation.kernels.base import ClientJob, Measurement, Params, RoundTask
 from fedloom.simulation.output.history import WorkerShare
@@ -35,8 +35,7 @@ class RoundWork:
     progress: Progress
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """The result of one job.
 
     Attributes:

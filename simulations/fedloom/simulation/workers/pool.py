@@ -10,13 +10,14 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.simulation.kernels.base import ClientJob, Measurement, Params, RoundTask
@@ -209,16 +210,10 @@ def _exit_text(code: int | None) -> str:
     return f"exit code {code}"
 
 
-_FIELDS = [field.name for field in fields(ClientJob)]
-
-
-def _packed(groups: Sequence[Sequence[ClientJob]]) -> tuple[Any, ...]:
-    """Groups as arrays: their ends, and each field of their jobs."""
+def _packed(groups: Sequence[Sequence[ClientJob]]) -> tuple[NDArray[np.int64], ...]:
+    """Groups as arrays: their ends, and a row for each job."""
     jobs = [job for group in groups for job in group]
-    return (
-        np.cumsum([len(group) for group in groups]),
-        *(np.array([getattr(job, name) for job in jobs], np.int64) for name in _FIELDS),
-    )
+    return np.cumsum([len(group) for group in groups]), np.array(jobs, np.int64)
 
 
 # ---- in the worker's process ---------------------------------------------------------------------
@@ -260,17 +255,17 @@ def _claims(counter: Any, count: int) -> Any:
 
 
 def _train(
-    worker: Worker, params: Params, task: RoundTask, packed: tuple[Any, ...], links: _Links
-) -> None:
-    stops, *columns = packed
-    fields = list(zip(*(column.tolist() for column in columns), strict=True))
+    worker: Worker, params: Params, task: RoundTask, packed: tuple[NDArray[np.int64], ...],
+    links: _Links,
+) -> None:  # fmt: skip
+    stops, rows = (array.tolist() for array in packed)
     partial = links.sum.begin()
     reports: list[Report] = []
     num_clients, busy_s, told = 0, 0.0, time.perf_counter()
     for number in _claims(links.counter, len(stops)):
         begin = time.perf_counter()
-        first = int(stops[number - 1]) if number else 0
-        jobs = [ClientJob(*each) for each in fields[first : int(stops[number])]]
+        first = stops[number - 1] if number else 0
+        jobs = [ClientJob._make(row) for row in rows[first : stops[number]]]
         reports += worker.train(params, task, jobs, partial)
         now = time.perf_counter()
         num_clients += len(jobs)
