@@ -354,7 +354,7 @@ def _advise(run: str, *texts: str) -> None:
 
 def _materialised(settled: RuleOutput, scratch: Scratch) -> RuleOutput:
     """The same update with its lazy values computed and stored in `scratch`."""
-    parts = [replace(part, values=scratch.keep(part.values)) for part in settled.parts]
+    parts = [part._replace(values=scratch.keep(part.values)) for part in settled.parts]
     return replace(settled, parts=parts)
 
 

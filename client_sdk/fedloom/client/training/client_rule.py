@@ -8,7 +8,7 @@ memory and produces the same.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -206,9 +206,9 @@ def _without_personal(
                 "task.local.own_model."
             )
         return parts, {slot: dict(arrays) for slot, arrays in local.own_model.items()}
-    kept = local.personal.kept(part.tensor for part in parts)
     if not local.personal.keep:
         return parts, {}
+    kept = local.personal.kept(part.tensor for part in parts)
     memory = dict(local.memory.get(KEPT, {}))
     for part in parts:
         if part.tensor in kept:
@@ -234,10 +234,10 @@ def _of_cluster(rule: ClientRule, part: TensorPart, local: RuleContext) -> Tenso
     group = rule.groups[local.cluster]
     base = local.received.get(group, {}).get(part.tensor)
     if base is None or part.less is None:
-        return replace(part, group=group)
+        return part._replace(group=group)
     alike = partial(_like, dtype=part.less.dtype)
     less = changed(lambda of, _: alike(of[0]), base, dtype=part.less.dtype)
-    return replace(part, group=group, less=less)
+    return part._replace(group=group, less=less)
 
 
 def _like(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

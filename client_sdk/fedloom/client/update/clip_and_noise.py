@@ -141,7 +141,7 @@ class Guard:
             )
         counted = {WITHIN: 0.5 if within else -0.5} if self.count_within else {}
         protected = [
-            replace(part, values=array, less=None)
+            part._replace(values=array, less=None)
             for part, array in zip(ordered, values, strict=True)
         ]
         return replace(settled, parts=protected, scalars={**settled.scalars, **counted})

@@ -108,7 +108,7 @@ def _part(  # noqa: PLR0917 - the loop's state
     if not coded:
         sent = values.reshape(shape)
         errors[part.tensor] = _rest(_after(error, None, part, manifest), scratch)
-        return replace(part, values=sent if scratch is None else scratch.keep(sent), less=None)
+        return part._replace(values=sent if scratch is None else scratch.keep(sent), less=None)
     made = _encode(scheme, part, values, task_seed, memory)
     if scheme.error_feedback:
         if scratch is None:  # decode only once if memory allows
@@ -117,7 +117,7 @@ def _part(  # noqa: PLR0917 - the loop's state
             for start, block in made.blocks():
                 values[start : start + block.size] -= block
         errors[part.tensor] = _rest(_after(error, values, part, manifest), scratch)
-    return replace(part, coded=made if scratch is None else made.resting(scratch.keep))
+    return part._replace(coded=made if scratch is None else made.resting(scratch.keep))
 
 
 def _own(part: TensorPart) -> Floats:

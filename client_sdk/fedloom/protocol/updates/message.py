@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from crc32c import crc32c
@@ -63,8 +63,7 @@ class Limits:
     adapters: Adapters | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TensorPart:
+class TensorPart(NamedTuple):
     """Values for some coordinates of one tensor.
 
     Attributes:

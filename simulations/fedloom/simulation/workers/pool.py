@@ -73,7 +73,6 @@ class WorkerPool:
         context = multiprocessing.get_context("fork" if fork else "spawn")
         self._names = list(names)
         self._model = SharedArrays(context, model)
-        self._model_arrays = self._model.arrays()
         self._counter: Any = context.Value("q", 0)
         self._sums = [SharedSum(context, empty) for _ in range(size)]
         self._pipes: list[Connection] = []
@@ -160,8 +159,9 @@ class WorkerPool:
                 ) from None
 
     def _send(self, params: Params, message: tuple[Any, ...]) -> None:
+        shared = self._model.arrays()
         for name, array in params.items():
-            np.copyto(self._model_arrays[name], array)
+            np.copyto(shared[name], array)
         self._counter.value = 0
         pickled = ForkingPickler.dumps(message)
         for number, pipe in enumerate(self._pipes):

@@ -29,20 +29,23 @@ class SharedArrays:
             self._places[name] = size, spec
             size += -(-spec.size * spec.dtype.itemsize // _ALIGN) * _ALIGN
         self._memory: Any = context.RawArray("b", max(size, 1))
+        self._views: dict[str, NDArray[Any]] = {}  # made in each process
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Views of the memory; writable."""
-        return {
-            name: np.frombuffer(self._memory, spec.dtype, spec.size, offset).reshape(spec.shape)
-            for name, (offset, spec) in self._places.items()
-        }
+        """Views of the memory; writable. Not before processes that share it have started."""
+        if not self._views:
+            self._views = {
+                name: np.frombuffer(self._memory, spec.dtype, spec.size, offset).reshape(spec.shape)
+                for name, (offset, spec) in self._places.items()
+            }
+        return self._views
 
 
 class SharedSum:
     """A worker's sum, whose integers are in memory shared with the parent."""
 
     def __init__(self, context: BaseContext, empty: Partial) -> None:
-        _, self._header = empty.arrays()
+        self._empty = empty
         flat = {
             name: TensorSpec(shape=(spec.size,), dtype=np.dtype(np.int64))
             for number, spec in enumerate(empty.specs.values())
@@ -52,7 +55,7 @@ class SharedSum:
 
     def begin(self) -> Partial:
         """An empty sum in shared memory; called in the worker at the start of a round."""
-        partial = Partial.from_arrays({}, self._header)
+        partial = self._empty.empty()
         partial.use_memory(self._sums.arrays())
         return partial
 

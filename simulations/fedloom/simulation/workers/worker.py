@@ -47,6 +47,8 @@ from fedloom.strategies.state import slots_from_arrays, slots_to_arrays
 TEST_CHUNK = 1000
 """Test examples evaluated together. Fixed, so that the mean does not depend on the workers."""
 _GLANCE = 1024
+_LARGE = 1 << 18
+"""Values from which a glance at the first ones is worth its time: 2 us."""
 
 
 _Difference: TypeAlias = tuple[TensorPart, NDArray[np.generic] | None]
@@ -385,6 +387,6 @@ def _split(params: Params, task: RoundTask) -> tuple[Params, Slots]:
 
 def _same(a: NDArray[np.generic], b: NDArray[np.generic]) -> bool:
     """Whether all values are equal; trained tensors usually differ in the first values."""
-    if a.size > _GLANCE and np.count_nonzero(a[:_GLANCE] != b[:_GLANCE]):
+    if a.size >= _LARGE and (a[:_GLANCE] != b[:_GLANCE]).any():
         return False
-    return not np.count_nonzero(a != b)
+    return bool((a == b).all())
