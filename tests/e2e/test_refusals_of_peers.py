@@ -586,15 +586,16 @@ def test_names_in_a_certificate_request_are_ignored(runner, arena):
 def test_unauthenticated_peers_cannot_fill_the_ledger(runner, arena):
     """Their refusals are one row with their number."""
 
-    def counted():
-        rows = [row for row in arena.federation.refusals() if row.code == Code.BAD_TOKEN]
+    async def counted():
+        rows = await arena.federation.stored_refusals()
+        rows = [row for row in rows if row.code == Code.BAD_TOKEN]
         return len(rows), sum(row.times for row in rows)
 
     async def scene():
         await arena.federation.ask_enrolment(token="guess")
-        rows, times = counted()
+        rows, times = await counted()
         for number in range(8):
             await arena.federation.ask_enrolment(token=f"guess {number}")
-        assert counted() == (rows, times + 8)
+        assert await counted() == (rows, times + 8)
 
     runner.run(scene())

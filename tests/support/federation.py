@@ -375,6 +375,11 @@ class Federation:
         await asyncio.sleep(0)  # let pending tasks queue their work
         await self.contexts.in_ledger(lambda: None)
 
+    async def stored_refusals(self):
+        """All refusals, newest first; none is counted twice because its row is being written."""
+        await self.server.context.fleet.refusals.store(self.contexts)
+        return self.ledger.list_refusals()
+
     def refusals(self, run=""):
         """The refusals, newest first, with those that would be stored within a second."""
         new = self.server.context.fleet.refusals.unstored()
