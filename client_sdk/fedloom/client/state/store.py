@@ -392,17 +392,23 @@ class ClientStore:
 
     def remove_round(self, run: str, number: int) -> None:
         """Remove the files of a round that was accepted or withdrawn."""
-        for folder in (self._checkpoints, self._outbox):
-            for path in folder.glob(f"{run}.{number}.*"):
-                path.unlink(missing_ok=True)
+        for path in self._files(run, number):
+            path.unlink(missing_ok=True)
 
     def remove_unfinished(self, run: str, number: int) -> None:
         """Remove what a training that was ended by force had begun to write."""
-        for folder in (self._outbox, self._checkpoints):
-            for path in folder.glob(f"{run}.{number}.*tmp"):
+        for path in self._files(run, number):
+            if path.name.endswith("tmp"):
                 path.unlink(missing_ok=True)
         if not self._header_path(run, number).exists():
             self.body_path(run, number).unlink(missing_ok=True)
+
+    def _files(self, run: str, number: int) -> Iterator[Path]:
+        """Checkpoints and updates of a round; `glob` would compile a pattern for each round."""
+        for folder in (self._checkpoints, self._outbox):
+            for path in folder.iterdir() if folder.exists() else ():
+                if path.name.startswith(f"{run}.{number}."):
+                    yield path
 
     def remove_other_rounds(self, tasks: Iterable[tuple[str, int]]) -> None:
         """Remove updates and checkpoints of all rounds but these."""
