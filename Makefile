@@ -91,9 +91,9 @@ platforms: $(VENV)/.dev ## static types of the agent and the commands, as Window
 arrows: $(VENV)/.dev ## which package may import which
 	lint-imports
 
-# Four for two cores: workers often wait, for a server to end, say.
+# Three for two cores: workers often wait, for a server to end, say. Each collects all tests: 12 s.
 unit: $(VENV)/.dev ## unit, property and end-to-end tests
-	scripts/pytest.sh -n 4 --dist worksteal
+	scripts/pytest.sh -n 3 --dist worksteal
 
 long: $(VENV)/.dev ## the tests that take many seconds each: every kind of run under fire
 	scripts/pytest.sh -q -n 3 --dist worksteal -m 'long and not longest' --ignore tests/e2e/replicas

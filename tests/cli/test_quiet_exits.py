@@ -47,6 +47,7 @@ workers = 1
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "statement", "code", "message"),
     [

@@ -48,6 +48,7 @@ def members(federation, run, number):
     return [row.client for row in federation.ledger.cohort(run, number)]
 
 
+@pytest.mark.long
 def test_devices_that_check_in_share_rounds_with_streams_and_leave(tmp_path):
     """Two rounds need all five; their sum has the bits of these five; then those two are left."""
     steps = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 8.0, "e": 16.0}
@@ -87,6 +88,7 @@ VALUES = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_draw_does_not_depend_on_who_came_first(tmp_path):
     """Whatever the order of twelve, of which three hold a stream, the same five are drawn.
 

@@ -20,6 +20,7 @@ def test_a_run_with_kills_has_the_computed_model(tmp_path):
     assert report.lost == []
 
 
+@pytest.mark.longest
 @pytest.mark.e2e
 @pytest.mark.long
 def test_a_run_of_a_robust_rule_with_kills_has_the_computed_model(tmp_path):

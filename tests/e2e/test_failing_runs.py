@@ -199,6 +199,7 @@ def test_a_round_waits_for_a_client_of_another_run(stage):
     end(stage, run)
 
 
+@pytest.mark.longest
 @pytest.mark.long
 def test_a_server_that_is_killed_in_the_grace_decides_the_same(stage):
     """SIGKILL after both failures, before the round ends: words and counts are those of before."""

@@ -93,7 +93,7 @@ def check(server, counted, mean=None):
             "round.closing",
             "commit.ledger",
         ],
-        3,
+        5,
     ),
 )
 @pytest.mark.long
@@ -112,7 +112,7 @@ def test_a_killed_server_continues_a_masked_round_to_the_same_bits(tmp_path, pla
             "round.closing",
             "commit.ledger",
         ],
-        3,
+        5,
     ),
 )
 @pytest.mark.long
@@ -131,7 +131,7 @@ def test_a_killed_server_compares_the_same_sessions(tmp_path, place):
             *(f"masking.unmasked:{n}" for n in (1, 2)),
             "round.closing",
         ],
-        3,
+        5,
     ),
 )
 @pytest.mark.long
@@ -154,6 +154,7 @@ def test_a_server_that_is_killed_before_it_unmasks_still_recovers_a_missing_memb
     check(server, devices[1:])
 
 
+@pytest.mark.long
 def test_no_update_in_clear_is_on_the_servers_disk(tmp_path):
     """Neither a body before it is masked, nor a run of its bytes, in any file after a kill."""
     server, devices = played(tmp_path, "masking.stored:8")

@@ -156,6 +156,7 @@ def test_a_member_may_drop_out_in_each_phase(tmp_path, phase):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_body_whose_session_ends_while_it_is_synced_is_refused(tmp_path, monkeypatch):
     """The member learns that it is too late; the server keeps no byte of the body."""
     finish = IncomingBody.finish
@@ -207,6 +208,7 @@ def test_a_body_that_is_not_the_accepted_one_is_not_added(tmp_path, monkeypatch)
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_body_that_a_gate_tells_of_late_counts_for_the_threshold(tmp_path, monkeypatch):
     """The row was there before the deadline of its session; its message waits in the queue."""
     accept = MaskedRoundDriver.accept
@@ -286,6 +288,7 @@ def test_a_member_that_leaves_before_it_is_ready_is_in_no_session(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_session_below_its_threshold_is_closed_by_proof_and_tried_again(tmp_path):
     """Bodies that left count as not sent, the next round has all, and no body stays."""
 
@@ -463,6 +466,7 @@ def test_an_upload_that_is_not_the_masked_body_is_refused(tmp_path, change, code
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_body_that_comes_late_is_deleted_unread(tmp_path):
     """After U3 its pair secret will be rebuilt: nothing would protect it."""
 
@@ -487,6 +491,7 @@ def test_a_body_that_comes_late_is_deleted_unread(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_an_upload_that_is_cut_by_the_freeze_leaves_no_bytes(tmp_path):
     """Half of a body is in the spool when the survivors are fixed."""
 
@@ -660,6 +665,7 @@ def test_a_rule_compares_the_means_of_sessions(tmp_path):
     played(tmp_path, scenario, 12)
 
 
+@pytest.mark.long
 def test_a_round_with_too_few_sessions_is_abandoned_before_a_reveal(tmp_path):
     """Two means have no median: the quorum is above what two sessions hold."""
 
@@ -756,6 +762,7 @@ async def go_on(device, stops=None):
     await device.say(SHARES, device.member._answers["roster"].value.to_bytes())
 
 
+@pytest.mark.long
 def test_a_session_that_is_abandoned_costs_its_members_alone(tmp_path):
     """Two of one session stop at their bodies; the round commits the sum of the other one."""
 

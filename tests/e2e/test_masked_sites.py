@@ -171,6 +171,7 @@ def test_a_drop_out_is_left_out_and_a_site_without_a_session_says_why(cluster, z
         assert all(device.told[-1] == "done" for device in its if device in counted)
 
 
+@pytest.mark.longest
 def test_weights_of_narrow_updates_pass_by_coordinate(cluster, zeros):
     """A site with a session of each width sends a weight for each coordinate."""
     parent = cluster.server("parent").start()
@@ -188,6 +189,7 @@ def test_weights_of_narrow_updates_pass_by_coordinate(cluster, zeros):
     assert sorted(len(session.members) for session in sessions) == [3, 4]
 
 
+@pytest.mark.longest
 def test_a_region_adds_the_sums_of_the_sessions_of_its_wards(cluster, zeros):
     """Three levels: the places of sites are in the seeds of devices, and the bits are exact."""
     top = cluster.server("top").start()
@@ -247,6 +249,7 @@ def test_a_site_that_is_killed_after_unmasking_sends_the_same_sum(cluster, zeros
     assert counted[0].accepted == 4
 
 
+@pytest.mark.longest
 def test_a_site_whose_sessions_are_abandoned_tells_it_without_names(cluster, zeros):
     """A device deals shares of another secret; the parent hears how many updates were missing."""
     parent = cluster.server("parent").start()
@@ -275,6 +278,7 @@ def test_a_site_whose_sessions_are_abandoned_tells_it_without_names(cluster, zer
     assert parent.ledger(lambda ledger: ledger.find_update(run, 1, "north")) is None
 
 
+@pytest.mark.longest
 def test_a_session_that_is_given_up_before_the_reveal_tells_the_parent(cluster, zeros):
     """All members stop before they sign: nothing is revealed."""
     parent = cluster.server("parent").start()

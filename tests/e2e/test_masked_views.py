@@ -65,6 +65,7 @@ async def metrics(federation):
     return await asyncio.to_thread(_metrics, federation)
 
 
+@pytest.mark.long
 def test_a_silent_member_is_seen_while_it_is_waited_for_and_afterwards(tmp_path):
     """Live, in the session, and as a drop-out in the metrics."""
 
@@ -160,6 +161,7 @@ def test_an_implausible_sum_marks_every_member(tmp_path):
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_who_leaves_three_sessions_running_is_drawn_last(tmp_path):
     """It is in no round after them, operators see why, and another process judges alike."""
 

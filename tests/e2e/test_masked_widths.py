@@ -129,6 +129,7 @@ def test_a_device_that_states_a_width_of_its_own_is_refused(tmp_path, narrow):
     assert f"as the name {liar} has it" in phases[liar][1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("header", "code"),
     [

@@ -136,7 +136,7 @@ def test_the_model_has_the_bytes_of_a_server_with_files(cluster, s3, large_model
 @pytest.mark.parametrize(
     "place",
     sampled(["store.part:5", "upload.synced:4", "accept.after:4", "fold.after:3", "round.closing:2",
-     "store.model:3", "commit.stored:2", "commit.ledger:2"], 3),
+     "store.model:3", "commit.stored:2", "commit.ledger:2"], 5),
 )  # fmt: skip
 def test_a_lost_machine_loses_nothing(cluster, s3, large_model, in_files, place):
     """Its server is killed, another machine continues: the same rows, and the same bytes."""

@@ -160,6 +160,7 @@ def check_same(rounds, flat):
                 assert extremes == {share: its["quantiles"][name][share] for share in "01"}
 
 
+@pytest.mark.longest
 def test_every_rule_has_the_bits_of_a_server_of_all_devices(tree, model):
     """Numbers beside tensors, several models, memory of codecs, personal tensors, parts, noise.
 

@@ -179,6 +179,7 @@ def test_a_tree_of_depth_three_has_the_bits_of_a_server_of_all_devices(cluster, 
     ]
 
 
+@pytest.mark.longest
 def test_four_sites_of_25_devices_send_a_twelfth_of_the_bytes_of_100(cluster, model):
     """The same bits, in a twentieth of the bytes of their float32 updates."""
     sites = {f"site{n}": [f"device{m}" for m in range(25)] for n in range(4)}
@@ -195,6 +196,7 @@ def test_four_sites_of_25_devices_send_a_twelfth_of_the_bytes_of_100(cluster, mo
     assert sum(update_sizes(parent, run, 1, sites)) <= flat_bytes / 12
 
 
+@pytest.mark.longest
 def test_a_site_that_was_away_when_the_run_ended_learns_it(cluster, model):
     """Its last sum counts there as well, and the run ends, once it is connected again."""
     parent = with_sites(cluster, kill="client.upload.accepted:3")
@@ -208,6 +210,7 @@ def test_a_site_that_was_away_when_the_run_ended_learns_it(cluster, model):
     assert [r.state for r in site.rounds(run)] == ["committed"] * 3
 
 
+@pytest.mark.longest
 def test_sites_follow_a_rollback_of_a_run_that_had_ended(cluster, model):
     """Rounds that the parent undoes are undone at its sites, and the run goes on there."""
     parent = with_sites(cluster)

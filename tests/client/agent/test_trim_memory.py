@@ -79,6 +79,7 @@ def test_an_agent_trims_once_each_time_that_it_becomes_idle(tmp_path, monkeypatc
     played(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_an_agent_between_rounds_that_follow_each_other_keeps_its_memory(monkeypatch):
     """Trimming takes as long as several small rounds."""
     trimmed = []

@@ -95,6 +95,7 @@ async def declined(fleet, **settings):
     return reply.reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "place", [s if s == "body" else pytest.param(s, marks=pytest.mark.longest) for s in STEPS]
 )

@@ -126,6 +126,7 @@ def rows_of(door):
     return rows
 
 
+@pytest.mark.long
 def test_no_route_tells_an_object_of_another_study_from_none(door, visitor):
     """Each route answers for it as for a name that does not exist, byte by byte."""
     differing = []

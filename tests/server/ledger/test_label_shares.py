@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def counted(scene, of_runs):
     return {LabelShare(v, number[v], asked[v], done[v]) for v in number}
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(scenes)
 def test_shares_are_those_that_one_counts_by_hand(tmp_path_factory, scene):

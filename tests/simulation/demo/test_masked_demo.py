@@ -11,6 +11,7 @@ import pytest
 from fedloom.client.owner import journal
 
 
+@pytest.mark.longest
 @pytest.mark.long
 def test_a_masked_demo_prints_what_its_server_could_see(tmp_path):
     """Eight devices, of which the ledger has sums alone; each journal says what left."""

@@ -56,7 +56,7 @@ def eventually(condition, what):
 @pytest.mark.parametrize(
     ("kind", "module", "better"),
     [
-        (["--numpy"], "numpy", "accuracy"),
+        pytest.param(["--numpy"], "numpy", "accuracy", marks=pytest.mark.longest),
         pytest.param(["--sklearn"], "sklearn", "accuracy", marks=pytest.mark.longest),
         (["--torch"], "torch", "accuracy"),
         (["--numpy", "--csv", "visits.csv"], "numpy", "accuracy"),
@@ -159,6 +159,7 @@ def test_an_interrupted_run_continues_and_changed_files_begin_anew(tmp_path):
     assert json.loads((folder / ".fedloom/run.json").read_text())["run"] != first
 
 
+@pytest.mark.longest
 def test_a_folder_that_lacks_something_is_refused(tmp_path):
     """With what it lacks; broken code is named by its own error."""
     assert "got no my_client.py in" in fedloom("up", cwd=tmp_path, code=2)

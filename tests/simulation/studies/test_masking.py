@@ -9,6 +9,7 @@ from fedloom.simulation import config
 from fedloom.simulation.output.history import Result, RoundRecord
 from fedloom.simulation.studies import masking
 from fedloom.simulation.studies.study import COMMITTED, StudyResults
+from support.marks import sampled
 
 RESULTS = StudyResults.read(COMMITTED / "masking")
 WIDTHS = [row for row in masking.CASES if row.startswith("masked")]
@@ -63,7 +64,7 @@ def test_another_model_is_an_error_and_so_is_the_same_one_with_noise():
 
 @pytest.mark.long
 @pytest.mark.e2e
-@pytest.mark.parametrize("row", [masking.QUICK[1], "32 bits, noise of 0.3 clips"])
+@pytest.mark.parametrize("row", sampled([masking.QUICK[1], "32 bits, noise of 0.3 clips"], 2))
 def test_a_case_is_measured_over_the_wire_and_simulated(row):
     """Real sessions of twenty processes: words of 32 bits, and few bytes beside them."""
     cell = next(each for each in masking.study(rounds=1).cells if each.row == row)

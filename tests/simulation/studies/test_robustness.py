@@ -50,6 +50,7 @@ def test_the_table_marks_losses_beyond_the_margin():
     assert "mean over the seeds. ✗: more" in table.markdown(study, RESULTS)
 
 
+@pytest.mark.longest
 @pytest.mark.long
 def test_the_command_runs_the_requested_cells(tmp_path):
     """Two rules, one round, in another process; JSON lists the runs."""

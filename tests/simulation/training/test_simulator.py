@@ -341,7 +341,7 @@ def never_stopped():
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("number", "code"),
-    sampled([(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)], 2),
+    sampled([(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)], 3, first=2),
 )
 def test_survives_a_stop_at_any_place(tmp_path, never_stopped, number, code):
     """Ctrl-C, SIGTERM or SIGKILL: no worker remains, and --resume gives the same bits."""

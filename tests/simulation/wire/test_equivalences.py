@@ -133,6 +133,7 @@ def test_over_the_wire_ends_if_one_process_ends(whom, number, raised, said):
     assert not [child for child in active_children() if "fedloom client" in child.name]
 
 
+@pytest.mark.longest
 @pytest.mark.e2e
 @pytest.mark.long
 def test_over_the_wire_beside_an_open_channel_gives_the_same_bits():

@@ -102,6 +102,7 @@ def wait_until(holds):
         time.sleep(0.2)
 
 
+@pytest.mark.longest
 def test_a_node_killed_in_the_middle_of_a_round_changes_no_bit():
     """Two nodes of three do the lost node's clients again, and the rounds that follow."""
     simulation = Simulation(described())

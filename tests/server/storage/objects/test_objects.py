@@ -109,6 +109,7 @@ def test_a_store_that_does_not_answer_is_a_fault():
         open_objects(url).put("models/a", b"1")
 
 
+@pytest.mark.long
 def test_faults_are_repeated_until_they_pass(s3, proxy, caplog):
     """One request in five fails, before or after it was done, and one in five is cut."""
     proxy.error_rate, proxy.cut_rate = 0.2, 0.2
