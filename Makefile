@@ -98,8 +98,10 @@ unit: $(VENV)/.dev ## unit, property and end-to-end tests
 long: $(VENV)/.dev ## the tests that take many seconds each: every kind of run under fire
 	scripts/pytest.sh -q -n 3 --dist worksteal -m 'long and not longest' --ignore tests/e2e/replicas
 
-longest: $(VENV)/.dev ## more cases of what long and replicas test, and what measures memory: half an hour
-	scripts/pytest.sh -q -n 3 --dist worksteal -m longest
+longest: $(VENV)/.dev $(FLOWER)/.done ## more cases of what long, replicas, console and flower test, and what measures memory: an hour
+	scripts/pytest.sh -q -n 3 --dist worksteal -m longest --ignore tests/console
+	$(FLOWER)/bin/python -m pytest -q -m longest tests/flower
+	FEDLOOM_TEST_CONSOLE=1 scripts/pytest.sh -q -m longest tests/console  # with what `make console` installs
 
 replicas: $(VENV)/.dev ## long tests of replicas: killed, stopped, moved, upgraded, and their database
 	scripts/pytest.sh -q -n 2 --dist worksteal -m 'long and not longest' tests/e2e/replicas
@@ -115,7 +117,7 @@ $(FLOWER)/.done: pyproject.toml constraints.txt
 	@touch $@
 
 flower: $(FLOWER)/.done ## apps, strategies and SuperNodes of Flower, in an environment of its own, 6 minutes
-	$(FLOWER)/bin/python -m pytest -q -m 'long or not long' tests/flower tests/strategies/test_flwr.py \
+	$(FLOWER)/bin/python -m pytest -q -m 'not longest' tests/flower tests/strategies/test_flwr.py \
 	  tests/strategies/robust/test_flwr.py tests/strategies/privacy/test_flwr.py
 	$(FLOWER)/bin/python -m pytest -q -W ignore::DeprecationWarning \
 	  -o addopts="--import-mode=importlib --doctest-modules -ra" \

@@ -1,10 +1,13 @@
 """The documentation site of a server in a browser: search, pages, themes, no other host."""
 
+from itertools import product
+
 import pytest
 from playwright.sync_api import expect
 
 from fedloom.server.web.documentation import ARCHIVE
 from support.browser import DESKTOP, shoot
+from support.marks import sampled
 
 PHONE = {"width": 390, "height": 844}
 PAGES = ("", "client.html", "architecture.html", "reference/settings.html",
@@ -38,8 +41,9 @@ def test_a_stranger_reads_it(watched):
     expect(page.locator("h1")).to_be_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize(
+    ("viewport", "scheme"), sampled(list(product([DESKTOP, PHONE], ["light", "dark"])), 3)
+)
 def test_pages_are_whole(watched, axe, viewport, scheme):
     """No error, no request elsewhere, nothing wider than the screen, no serious finding of axe."""
     page = watched.open("/docs/", viewport=viewport, scheme=scheme)

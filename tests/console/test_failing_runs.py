@@ -4,6 +4,7 @@ import pytest
 from playwright.sync_api import expect
 
 from support.browser import DESKTOP, PHONE, Watched, shoot
+from support.marks import sampled
 from support.scene import Scene, wait_for
 
 LOOKS = {
@@ -57,7 +58,7 @@ def test_a_paused_run_says_why_and_what_to_do(seen, ward, axe, path, look):
     assert axe(page) == []
 
 
-@pytest.mark.parametrize("look", ["light", "phone-dark"])
+@pytest.mark.parametrize("look", sampled(["light", "phone-dark"], 2))
 def test_an_open_round_out_of_reach_counts_down_without_reload(seen, ward, axe, look):
     """From a healthy page to the failures, and from there to the end of the wait."""
     viewport, scheme = LOOKS[look]

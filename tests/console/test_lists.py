@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 from support.archive import digest_of
 from support.big_ledger import RUN, name_of
 from support.browser import DESKTOP, PHONE, shoot, stays
+from support.marks import sampled
 
 WIDE = {"width": 1440, "height": 900}
 LISTS = {
@@ -157,7 +158,7 @@ def furnished(archive):
     return archive
 
 
-@pytest.mark.parametrize("look", ["wide", "phone"])
+@pytest.mark.parametrize("look", sampled(["wide", "phone"], 2))
 @pytest.mark.parametrize("name", TOGETHER)
 def test_list_among_others_is_sorted_and_downloaded(reader, furnished, axe, name, look):
     """By keyboard; the page returns to the list, and keeps its order through a reload."""

@@ -1,9 +1,12 @@
 """Every page in a real browser: complete, accessible, in dark and light, and on a phone."""
 
+from itertools import product
+
 import pytest
 from playwright.sync_api import expect
 
 from support.browser import DESKTOP, PHONE, Watched, shoot
+from support.marks import sampled
 from support.scene import Scene
 
 PAGES = {
@@ -36,8 +39,7 @@ def shown(scene):
     scene.control.post("runs", run, "stop")
 
 
-@pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("name", "look"), sampled(list(product(PAGES, LOOKS)), 2))
 def test_page_is_complete(watched, shown, axe, name, look):
     """It has a heading, fits its window, is live, and axe finds nothing serious."""
     viewport, scheme = LOOKS[look]

@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from support.browser import DESKTOP, PHONE, Watched, shoot
+from support.marks import sampled
 from support.scene import Scene
 
 LOOKS = {
@@ -67,7 +68,7 @@ def fits(page, viewport):
     return page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("look", sampled(LOOKS, 3))
 def test_an_operator_of_a_study_sees_its_runs_and_clients_alone(seen, ward, axe, look):
     """After a login by password; no page has a link to one that is closed to him."""
     page = log_in(seen, ward, look)
@@ -144,7 +145,7 @@ def test_he_drains_his_clients_at_once_and_revokes_none(seen, ward):
     expect(page.locator("#client-oak .tag").first).not_to_have_text("drained")
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("look", sampled(LOOKS, 3))
 def test_the_queue_shows_the_place_of_a_run(seen, ward, axe, look):
     """In the list and on its page, which follow a new priority without reload."""
     viewport, scheme = LOOKS[look]

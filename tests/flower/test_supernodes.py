@@ -66,6 +66,7 @@ def rounds_of(here, run):
     return len(here.status(run)["rounds"])
 
 
+@pytest.mark.longest
 def test_two_supernodes_and_two_agents_survive_kills_and_count_once(tmp_path):
     """Ten rounds; SIGKILL of the server, a SuperNode that trains, and the bridge; its restart."""
     with bridged(tmp_path, APP) as (here, bridge):
@@ -157,6 +158,7 @@ def test_a_client_fn_trains_on_supernodes_as_by_hand(tmp_path):
         np.testing.assert_allclose(ours[str(place)], value, atol=1e-6, rtol=0)
 
 
+@pytest.mark.longest
 def test_wrong_shapes_and_absence_hold_no_round_past_its_deadline(tmp_path):
     """One SuperNode answers with wrong shapes, one is killed in its training and stays away."""
     with bridged(tmp_path, APP) as (here, bridge):
