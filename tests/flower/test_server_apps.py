@@ -434,7 +434,7 @@ def test_replies_of_an_aborted_round_are_the_same_after_a_kill_of_the_server(tmp
         found = here.server / "flower" / run / "files" / "found"
         here.waited(lambda: sum(row["accepted"] for row in here.status(run)["rounds"]))
         here.call("run", "abort", run, "--yes", "--dir", here.server)
-        here.waited(found.exists)
+        here.waited(lambda: found.exists() and found.read_text())  # not between the two
         here.kill_server()
         here.serve_again()
         here.waited(lambda: len(found.read_text().splitlines()) == 2)
