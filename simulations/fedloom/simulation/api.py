@@ -106,12 +106,13 @@ def simulate(
             folder.configure(write_folder.given(experiment), write_folder.resolved(experiment))
             folder.note_changes(simulation.changes, simulation.progress.trained)
         before = folder.cut(simulation.progress.opened) if folder is not None else []
-        listeners: list[Listener] = []
+        freeze = stack.enter_context(frozen_heap())
+        listeners: list[Listener] = [lambda _: freeze()]
         if folder is not None:
             best = partial(_best, simulation)
             trackers = write_folder.trackers(folder, experiment, before, best())
             tracked = stack.enter_context(trackers)
-            listeners = [folder.append, tracked.append, lambda _: tracked.mark(best())]
+            listeners += [folder.append, tracked.append, lambda _: tracked.mark(best())]
         manifest = simulation.worker_setup.manifest
         if show and (claim := limits.claim(experiment.spec, manifest)) is not None:
             console.print("\n".join(claim_lines(claim)), style="dim", markup=False)
@@ -193,14 +194,11 @@ def _running(
     experiment: Experiment, folder: OutputFolder | None, *, resume: bool, accept_changes: bool
 ) -> Iterator[Simulation]:
     checkpoint = None if folder is None else folder.path / CHECKPOINT
-    with frozen_heap():
-        simulation = Simulation(
-            experiment, checkpoint, resume=resume, accept_changes=accept_changes
-        )
-        try:
-            yield simulation
-        finally:
-            simulation.close()
+    simulation = Simulation(experiment, checkpoint, resume=resume, accept_changes=accept_changes)
+    try:
+        yield simulation
+    finally:
+        simulation.close()
 
 
 def _rounds(

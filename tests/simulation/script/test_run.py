@@ -13,7 +13,15 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedloom.client import Client, Update
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation import Experiment, Population, config, run, simulate, sources
+from fedloom.simulation import (
+    Experiment,
+    Population,
+    caller_state,
+    config,
+    run,
+    simulate,
+    sources,
+)  # fmt: skip
 from fedloom.simulation.metrics import accuracy, by_group, f1
 from fedloom.simulation.partition.registry import PARTITIONERS
 from fedloom.strategies import STRATEGIES, Block, FedAvg, ServerOptimizer
@@ -349,8 +357,9 @@ class _Loop:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_the_heap_is_frozen_while_it_runs_and_the_callers_garbage_is_not_kept(own):
+def test_the_heap_is_frozen_while_it_runs_and_the_callers_garbage_is_not_kept(own, monkeypatch):
     """What the caller has frozen itself stays so."""
+    monkeypatch.setattr(caller_state, "FREEZE_AFTER_S", 0.0)
     many, during = 10_000, []
     gc.unfreeze()
     gc.disable()  # only what a simulation itself collects

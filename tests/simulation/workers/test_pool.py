@@ -1,6 +1,7 @@
 """Failures of worker processes at start, at end and in between."""
 
 import errno
+import gc
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fedloom.client import Client
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.simulation import config
 from fedloom.simulation.api import simulate
@@ -97,6 +99,25 @@ def test_a_workers_error_has_advice(error, kind, said):
     with pytest.raises(kind, match=said) as found:
         raise explained(error, "The training of client-1")
     assert type(error).__name__ in found.value.__notes__[0]
+
+
+def test_workers_leave_what_they_inherit_out_of_collections():
+    gc.unfreeze()
+    try:
+        result = simulate(replace(config.load(SETTINGS), client=Counting), show=False)
+    finally:
+        gc.freeze()  # as the tests began
+    assert all(record.training["frozen"] > 10_000 for record in result.records)
+
+
+class Counting(Client):
+    """A client that trains nothing and counts the frozen objects of its process."""
+
+    def __init__(self, name):
+        """Without data."""
+
+    def train(self, params, task):
+        return params, 1, {"frozen": gc.get_freeze_count()}
 
 
 def test_an_invalid_result_in_a_worker_raises_usage_error():

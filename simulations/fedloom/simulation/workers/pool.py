@@ -6,6 +6,7 @@ shared memory. The number of threads is always set: two processes with two threa
 times slower.
 """
 
+import gc
 import multiprocessing
 import signal
 import time
@@ -227,6 +228,7 @@ def _serve(number: int, make: MakeWorker | None, links: _Links) -> None:
         end.close()
     try:
         worker = (make or pipe.recv())(number)
+        gc.freeze()  # a full collection would copy the pages that it shares with the parent
         params = links.model.arrays()
         for array in params.values():
             array.flags.writeable = False
