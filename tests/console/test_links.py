@@ -1,6 +1,5 @@
 """Links lead to pages: one of each kind, on a running, an old and an empty server."""
 
-import pytest
 from playwright.sync_api import expect
 
 from support.archive import digest_of
@@ -50,7 +49,6 @@ def test_links_of_a_running_server(watched, scene, busy):
         follow(watched, scene.url + path)
 
 
-@pytest.mark.longest
 def test_links_of_a_server_with_history(reader, archive):
     for path in PAST:
         follow(reader, archive.url + path)
