@@ -47,10 +47,11 @@ def frozen_heap() -> Iterator[Callable[[], None]]:
         A function to call after each round.
     """
     begun, frozen = time.monotonic(), False
+    leave = gc.get_freeze_count() > 0  # counted once: that takes a millisecond
 
     def freeze() -> None:
         nonlocal frozen
-        if gc.get_freeze_count() or time.monotonic() - begun < FREEZE_AFTER_S:
+        if frozen or leave or time.monotonic() - begun < FREEZE_AFTER_S:
             return
         gc.collect()  # garbage must not stay for the whole simulation
         gc.freeze()
