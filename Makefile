@@ -25,7 +25,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which would each compile all
 
 .DEFAULT_GOAL := help
-.PHONY: docs cluster cluster-status cluster-restart cluster-stop diagrams console fuzz help demo papers examples compiled test lint types platforms arrows unit long longest replicas matrix flower flower-examples hf crash cost faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
+.PHONY: docs browser cluster cluster-status cluster-restart cluster-stop diagrams console fuzz help demo papers examples compiled test lint types platforms arrows unit long longest replicas matrix flower flower-examples hf crash cost faults hostile format generate clean package bundle locks sbom lint-deploy same soak upgrade
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -98,10 +98,10 @@ unit: $(VENV)/.dev ## unit, property and end-to-end tests
 long: $(VENV)/.dev ## the tests that take many seconds each: every kind of run under fire
 	scripts/pytest.sh -q -n 3 --dist worksteal -m 'long and not longest' --ignore tests/e2e/replicas
 
-longest: $(VENV)/.dev $(FLOWER)/.done ## more cases of what long, replicas, console and flower test, and what measures memory: an hour
+longest: browser $(FLOWER)/.done ## more cases of what long, replicas, console and flower test, and what measures memory: an hour
 	scripts/pytest.sh -q -n 3 --dist worksteal -m longest --ignore tests/console
 	$(FLOWER)/bin/python -m pytest -q -m longest tests/flower
-	FEDLOOM_TEST_CONSOLE=1 scripts/pytest.sh -q -m longest tests/console  # with what `make console` installs
+	FEDLOOM_TEST_CONSOLE=1 scripts/pytest.sh -q -m longest tests/console
 
 replicas: $(VENV)/.dev ## long tests of replicas: killed, stopped, moved, upgraded, and their database
 	scripts/pytest.sh -q -n 2 --dist worksteal -m 'long and not longest' tests/e2e/replicas
@@ -116,7 +116,7 @@ $(FLOWER)/.done: pyproject.toml constraints.txt
 	  -e '.[flower,server,sklearn,torch]' pytest hypothesis
 	@touch $@
 
-flower: $(FLOWER)/.done ## apps, strategies and SuperNodes of Flower, in an environment of its own, 6 minutes
+flower: $(FLOWER)/.done ## apps, strategies and SuperNodes of Flower, in an environment of its own, 10 minutes
 	$(FLOWER)/bin/python -m pytest -q -m 'not longest' tests/flower tests/strategies/test_flwr.py \
 	  tests/strategies/robust/test_flwr.py tests/strategies/privacy/test_flwr.py
 	$(FLOWER)/bin/python -m pytest -q -W ignore::DeprecationWarning \
@@ -174,9 +174,11 @@ faults: $(VENV)/.dev ## networks, disks, clocks and processes that fail: 5 minut
 
 # Playwright alone: to install the extra `console-test` would replace fedloom's own files for a moment,
 # while targets beside this one run them.
-console: $(VENV)/.dev ## the console in a real browser, 6 minutes: chromium and npm; pictures in out/console
+browser: $(VENV)/.dev
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt playwright
 	scripts/vendored.py --axe out/axe
+
+console: browser ## the console in a real browser, a quarter of an hour: chromium and npm; pictures in out/console
 	FEDLOOM_TEST_CONSOLE=1 scripts/pytest.sh -q tests/console
 
 $(DOCS)/.done: pyproject.toml constraints.txt

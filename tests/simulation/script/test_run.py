@@ -3,6 +3,7 @@
 import gc
 import random
 import weakref
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -374,6 +375,25 @@ def test_the_heap_is_frozen_while_it_runs_and_the_callers_garbage_is_not_kept(ow
     finally:
         gc.enable()
         gc.freeze()  # as the tests began
+
+
+def test_the_heap_is_walked_through_once_not_after_each_round(monkeypatch):
+    """`gc.get_freeze_count` and `gc.collect` take milliseconds."""
+    monkeypatch.setattr(caller_state, "FREEZE_AFTER_S", 0.0)
+    walks = Counter()
+
+    def noted(name):
+        walk = getattr(gc, name)
+        return lambda: (walks.update([name]), walk())[1]
+
+    gc.unfreeze()
+    try:
+        for name in ("get_freeze_count", "collect"):
+            monkeypatch.setattr(gc, name, noted(name))
+        run(net(), (X, Y), **{**QUICK, "rounds": 5})
+    finally:
+        gc.freeze()  # as the tests began
+    assert walks == {"get_freeze_count": 1, "collect": 1}
 
 
 def test_nothing_of_the_data_is_shown(capsys):

@@ -37,3 +37,9 @@ def test_the_slowest_clients_come_first_after_measurements():
     straight = TimeModel(SIZES)
     straight.observe([report(1, 4.1), report(2, 1.1)])
     np.testing.assert_allclose(straight.predict([4])[0], 2.1)  # 0.1 + 0.1 an example
+
+
+def test_after_clients_of_one_size_others_are_placed_in_proportion():
+    model = TimeModel(SIZES)
+    model.observe([report(1, 3.0), report(3, 5.0)])  # 40 examples each
+    np.testing.assert_allclose(model.predict([4, 0, 2]), [2.0, 0.5, 1.0])
