@@ -142,7 +142,9 @@ RULES = {
     "the fence compares the holder": Removal(
         "restored", OF_ANOTHER, r"AND drivers.holder = \S+(?= FOR KEY SHARE)"
     ),
-    "the fence locks its epoch": Removal("take-over", OF_ANOTHER, "FOR KEY SHARE"),
+    "the fence locks its epoch": Removal(
+        "take-over", f"{OF_ANOTHER}|UniqueViolation", "FOR KEY SHARE"
+    ),
     "taking over locks the lease": Removal(
         "lease", "follows Lease", r"(?<=AS age FROM drivers) FOR UPDATE"
     ),

@@ -7,8 +7,28 @@ import sqlalchemy as sa
 
 from fedloom.server.ledger.member_summary import summarize
 from fedloom.server.ledger.rows import CountedRoundRow, MemberRow, RoundRow, SessionRow, values
-from fedloom.server.ledger.store import ITS_UPDATE, UPDATE_COLUMNS, Store, counted_in, read
+from fedloom.server.ledger.store import (
+    ITS_UPDATE,
+    UPDATE_COLUMNS,
+    Row,
+    Store,
+    counted_in,
+    its_key,
+    read,
+)
 from fedloom.server.ledger.tables import cohorts, rounds, updates
+
+_MEMBER = cohorts.update().filter_by(**its_key("run", "round", "client"))
+_AT_WORK = sa.or_(cohorts.c.phase == "offered", cohorts.c.phase == "training")
+_LAST = sa.bindparam("its_phase", type_=cohorts.c.phase.type)
+_ENDED = _MEMBER.values(phase=sa.case((_AT_WORK, _LAST), else_=cohorts.c.phase))
+"""Unless an update was accepted at the last moment."""
+_SESSIONS = (
+    sa.select(cohorts, updates.c.accepted_at)
+    .join(updates, ITS_UPDATE, isouter=True)
+    .where(*(cohorts.c[name] == given for name, given in its_key("run", "round").items()))
+)
+_ROUND = rounds.update().filter_by(**its_key("run", "number"))
 
 
 class MemberRecord(Protocol):
@@ -30,17 +50,19 @@ class Members(Store):
         """
         with self._write() as connection:
             for number, members in records.items():
+                alike: dict[tuple[str, ...], list[Row]] = {}
                 for client, record in members.items():
                     seen = record.stored()
-                    if "phase" in seen:  # unless an update was accepted at the last moment
-                        ended = cohorts.c.phase.not_in(["offered", "training"])
-                        seen["phase"] = sa.case((ended, cohorts.c.phase), else_=seen["phase"])
+                    if "phase" in seen:
+                        seen["its_phase"] = seen.pop("phase")
                     if seen:
-                        its = cohorts.update().filter_by(run=run, round=number, client=client)
-                        connection.execute(its.values(seen))
+                        key = {"its_run": run, "its_round": number, "its_client": client}
+                        alike.setdefault(tuple(seen), []).append({**key, **seen})
+                for columns, rows in alike.items():
+                    connection.execute(_ENDED if "its_phase" in columns else _MEMBER, rows)
                 summary = _summary(connection, run, number, over=over)
-                its = rounds.update().filter_by(run=run, number=number)
-                connection.execute(its.values(summary=summary))
+                its = {"its_run": run, "its_number": number}
+                connection.execute(_ROUND, {**its, "summary": summary})
 
     def summaries(self, run: str, numbers: Iterable[int], *, over: bool) -> dict[int, Any]:
         """Compute summaries of rounds without a stored one: open rounds, or after a crash."""
@@ -122,9 +144,5 @@ def with_updates(
 
 
 def _summary(connection: sa.Connection, run: str, number: int, *, over: bool) -> dict[str, Any]:
-    query = (
-        sa.select(cohorts, updates.c.accepted_at)
-        .join(updates, ITS_UPDATE, isouter=True)
-        .where(cohorts.c.run == run, cohorts.c.round == number)
-    )
-    return summarize(read(connection, query, SessionRow), over=over)
+    key = {"its_run": run, "its_round": number}
+    return summarize(read(connection, _SESSIONS, SessionRow, key), over=over)

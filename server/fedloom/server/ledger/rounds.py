@@ -18,11 +18,20 @@ from fedloom.server.ledger.rows import (
     ObservationRow,
     RoundRow,
 )
-from fedloom.server.ledger.runs import mark_best
-from fedloom.server.ledger.store import ITS_UPDATE, NO_STATE, Row, is_there, its_round, read
+from fedloom.server.ledger.runs import RUN, mark_best
+from fedloom.server.ledger.store import (
+    ITS_UPDATE,
+    NO_STATE,
+    Row,
+    is_there,
+    its_key,
+    its_round,
+    read,
+)
 from fedloom.server.ledger.tables import clients, cohorts, models, rounds, runs, updates
 from fedloom.server.ledger.updates import (
     ABANDONED,
+    ACCEPTED,
     AT_WORK,
     CLOSING,
     COMMITTED,
@@ -32,6 +41,12 @@ from fedloom.server.ledger.updates import (
     SENT,
     Updates,
 )
+
+_OPEN, _JOIN, _MODEL = rounds.insert(), cohorts.insert(), models.insert()
+_ADVANCE = RUN.values(committed=runs.c.committed + sa.bindparam("its_count"))
+_ROUND = rounds.update().filter_by(**its_key("run", "number"))
+_MOVE = _ROUND.filter_by(**its_key("state"))
+_CLOSE = _ROUND.where(rounds.c.state.in_((REPORTING, MASKING))).values(state=CLOSING)
 
 
 class Rounds(Updates):
@@ -52,10 +67,8 @@ class Rounds(Updates):
         with self._write() as connection:
             if is_there(connection, rounds, run=row["run"], number=row["number"]):
                 return
-            connection.execute(rounds.insert().values(state=REPORTING, **row))
-            connection.execute(
-                runs.update().where(runs.c.id == row["run"]).values(last_round=row["number"])
-            )
+            connection.execute(_OPEN, {"state": REPORTING, **row})
+            connection.execute(RUN, {"its_id": row["run"], "last_round": row["number"]})
             key = row["run"], row["number"]
             _add_cohort(connection, key, cohort, places or {}, self.wall())
             add_to_population(connection, row["run"], {*cohort, *drawn_from})
@@ -156,10 +169,10 @@ class Rounds(Updates):
 
     def close_round(self, run: str, number: int) -> list[AcceptedRow]:
         """Stop accepting updates, and return the accepted ones."""
-        its = rounds.update().filter_by(run=run, number=number)
-        its = its.where(rounds.c.state.in_((REPORTING, MASKING)))
-        self._change(its.values(state=CLOSING, closed_at=self.wall()))
-        return self.accepted(run, number)
+        its = {"its_run": run, "its_number": number}
+        with self._write() as connection:
+            connection.execute(_CLOSE, {**its, "closed_at": self.wall()})
+            return read(connection, ACCEPTED, AcceptedRow, {"its_run": run, "counted": number})
 
     def commit_round(self, run: str, number: int, result: Row, model_size_bytes: int) -> None:
         """Make the round's result the run's model. A repeat changes nothing.
@@ -176,43 +189,33 @@ class Rounds(Updates):
         """
         now = self.wall()
         with self._write() as connection:
+            closed = {"its_run": run, "its_number": number, "its_state": CLOSING}
+            measured = {name: result[name] for name in ("model_out", "training", "evaluation")}
+            notes = {name: result.get(name) for name in ("privacy", "underflow")}
+            reason = result.get("reason", "")
             moved = connection.execute(
-                rounds.update()
-                .filter_by(run=run, number=number, state=CLOSING)
-                .values(
-                    state=COMMITTED,
-                    model_out=result["model_out"],
-                    training=result["training"],
-                    evaluation=result["evaluation"],
-                    privacy=result.get("privacy"),
-                    underflow=result.get("underflow"),
-                    reason=result.get("reason", ""),
-                )
+                _MOVE, {**closed, "state": COMMITTED, "reason": reason, **measured, **notes}
             )
             if moved.rowcount != 1:
                 return
             counts = bool(result["counts"])
+            state = result["strategy_state"]
             connection.execute(
-                runs.update()
-                .where(runs.c.id == run)
-                .values(
-                    model=result["model_out"],
-                    strategy_state=result["strategy_state"],
-                    committed=runs.c.committed + (1 if counts else 0),
-                    abandoned_in_a_row=0,
-                )
-            )
+                _ADVANCE,
+                {
+                    "its_id": run, "its_count": int(counts), "model": result["model_out"],
+                    "strategy_state": state, "abandoned_in_a_row": 0,
+                },
+            )  # fmt: skip
             if counts and result.get("trained", True):
                 connection.execute(
-                    models.insert().values(
-                        digest=result["model_out"],
-                        run=run,
-                        round=number,
-                        size_bytes=model_size_bytes,
-                        created_at=now,
-                        state=result["strategy_state"] or NO_STATE,
-                    )
-                )
+                    _MODEL,
+                    {
+                        "digest": result["model_out"], "run": run, "round": number,
+                        "size_bytes": model_size_bytes, "created_at": now,
+                        "state": state or NO_STATE,
+                    },
+                )  # fmt: skip
             mark_best(connection, run, result.get("best"))
 
     def send_round(self, run: str, number: int, result: Row) -> None:
@@ -293,7 +296,7 @@ def _add_cohort(
 ) -> None:
     if names:
         connection.execute(
-            cohorts.insert(),
+            _JOIN,
             [
                 {
                     "run": key[0],

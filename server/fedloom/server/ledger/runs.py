@@ -8,10 +8,14 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger.rows import RunRow
-from fedloom.server.ledger.store import NO_STATE, Row, Store, is_there
+from fedloom.server.ledger.store import NO_STATE, Row, Store, is_there, its_key
 from fedloom.server.ledger.tables import models, requests, runs
 
 KEPT_REPLIES_S = 24 * 3600.0
+
+RUN = runs.update().filter_by(**its_key("id"))
+"""Sets the columns of a run that are among its parameters."""
+_DIGEST = sa.select(models.c.digest).filter_by(**its_key("run", "round"))
 
 
 class RunRows(Store):
@@ -78,9 +82,9 @@ class RunRows(Store):
 def mark_best(connection: sa.Connection, run: str, best: Row | None) -> None:
     """Store which model of a run is the best, with its digest; None for none."""
     if best is not None:
-        its = sa.select(models.c.digest).filter_by(run=run, round=best["round"])
-        best = {**best, "model": connection.execute(its).scalar()}
-    connection.execute(runs.update().where(runs.c.id == run).values(best=best))
+        its = {"its_run": run, "its_round": best["round"]}
+        best = {**best, "model": connection.execute(_DIGEST, its).scalar()}
+    connection.execute(RUN, {"its_id": run, "best": best})
 
 
 def require_run(row: RunRow | None, run: str) -> RunRow:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -41,6 +42,15 @@ UPDATE_COLUMNS = [
     updates.c.devices, updates.c.members,
 ]  # fmt: skip
 """What a member's row holds of its update."""
+
+
+def its_key(*columns: str) -> dict[str, sa.BindParameter[Any]]:
+    """Parameters `its_…` for the key of a row, in statements that are made once.
+
+    To make a statement anew takes SQLAlchemy 0.2 ms, and to execute a small one 0.05. An update or
+    insert without values sets the columns that are among its parameters.
+    """
+    return {name: sa.bindparam(f"its_{name}") for name in columns}
 
 
 def counted(name: str) -> sa.ColumnElement[int]:
@@ -211,8 +221,13 @@ def read(
 
 def is_there(connection: sa.Connection, table: sa.Table, **key: str | int) -> bool:
     """Whether there is a row with this key."""
-    query = sa.select(sa.literal(1)).select_from(table).filter_by(**key)
-    return connection.execute(query).first() is not None
+    given = {f"its_{name}": value for name, value in key.items()}
+    return connection.execute(_one(table, *key), given).first() is not None
+
+
+@lru_cache(maxsize=64)
+def _one(table: sa.Table, *columns: str) -> sa.Select[Any]:
+    return sa.select(sa.literal(1)).select_from(table).filter_by(**its_key(*columns))
 
 
 def _configure_sqlite(connection: Any, _record: object) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from fedloom.server.ledger.rows import RunRow
-from fedloom.server.ledger.store import Store, read
+from fedloom.server.ledger.store import Store, its_key, read
 from fedloom.server.ledger.tables import clients, labels, populations, runs
 
 _BETWEEN = "/"
@@ -24,6 +24,9 @@ _BETWEEN = "/"
 
 _PIECE = 10_000
 """Rows of one insert."""
+
+_NAMES = sa.select(populations.c.client).filter_by(**its_key("run"))
+_ADD = populations.insert()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +97,7 @@ def _with_label(label: str, *, own: bool = False) -> sa.Select[tuple[str]]:
 
 def add_to_population(connection: sa.Connection, run: str, names: set[str]) -> None:
     """Add clients to a run's population; those in it stay."""
-    query = sa.select(populations.c.client).where(populations.c.run == run)
-    fresh = sorted(names.difference(connection.execute(query).scalars()))
+    fresh = sorted(names.difference(connection.execute(_NAMES, {"its_run": run}).scalars()))
     for start in range(0, len(fresh), _PIECE):
         piece = fresh[start : start + _PIECE]
-        connection.execute(populations.insert(), [{"run": run, "client": name} for name in piece])
+        connection.execute(_ADD, [{"run": run, "client": name} for name in piece])
