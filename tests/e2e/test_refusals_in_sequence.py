@@ -3,6 +3,8 @@
 As in test_refusals.py, the round of the other clients continues and has the expected bits.
 """
 
+import asyncio
+import threading
 from dataclasses import dataclass
 
 import psutil
@@ -11,6 +13,7 @@ from sqlalchemy.exc import OperationalError
 
 from fedloom.protocol.errors import Code
 from fedloom.protocol.transport.status import grpc_status
+from fedloom.server.ledger import updates
 from fedloom.server.storage.spool import SpoolFile
 from fedloom.strategies import FedAvg, registry
 from support.agents import until
@@ -279,6 +282,37 @@ def test_second_upload_at_the_same_time_has_to_wait(runner, arena, caplog):
             await call.half_close()
             assert (await call.reply()).WhichOneof("kind") == "accepted"
             assert (await call.ending()).code is None
+            assert await opened.finish() == digest_of(arena, ALL)
+
+    runner.run(scene())
+
+
+def test_an_update_that_is_being_accepted_is_not_overwritten(runner, arena, monkeypatch):
+    """Its client is gone when another update of the same task arrives, and the ledger is slow."""
+    accept_in, begun, held = updates.accept_in, threading.Event(), threading.Event()
+
+    def slowly(*args, **kwargs):
+        begun.set()
+        assert held.wait(10)
+        return accept_in(*args, **kwargs)
+
+    async def scene():
+        async with arena.open_round() as opened:
+            forged = opened.honest("mallory")
+            monkeypatch.setattr(updates, "accept_in", slowly)
+            call = Upload(arena.channels["mallory"])
+            await call.write(forged.header.SerializeToString())
+            await call.reply()
+            await call.write(forged.body())
+            await call.half_close()
+            await asyncio.to_thread(begun.wait, 10)
+            call.cut()
+            forged.put("w", 3, 7.0)
+            body = forged.seal()
+            asyncio.get_running_loop().call_later(0.5, held.set)
+            while (answer := await opened.send("mallory", forged, body)).code is Code.BUSY:
+                await asyncio.sleep(0.01)
+            assert answer.code is Code.CONFLICTING_UPDATE
             assert await opened.finish() == digest_of(arena, ALL)
 
     runner.run(scene())

@@ -68,6 +68,12 @@ class ReportingRounds(Protocol):
             Refusal: UNKNOWN_RUN, STALE_ROUND or FUTURE_ROUND.
         """
 
+    def lacks(self, header: fleet_pb2.UpdateHeader) -> bool:
+        """Whether it is certain that no update of this member's task was accepted so far.
+
+        If False, the ledger knows.
+        """
+
     def trace_of(self, run: str) -> str:
         """The trace of a run's open round; empty for none."""
 

@@ -108,7 +108,8 @@ class Uploads:
         """Receive an update; True if it was accepted before."""
         identity = hashlib.sha256(header.SerializeToString(deterministic=True)).hexdigest()
         key = (header.task.run, header.task.round)
-        if await self._known(key, header, identity):
+        lacks = self._rounds.lacks(header) and not header.masking_session
+        if not lacks and await self._known(key, header, identity):
             return True
         round_ = await self._rounds.find(header)
         call.refused = partial(round_.refused, number=key[1])

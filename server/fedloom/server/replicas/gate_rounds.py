@@ -226,6 +226,10 @@ class GateRounds:
 
     # ---- uploads ----
 
+    def lacks(self, header: fleet_pb2.UpdateHeader) -> bool:  # noqa: ARG002 - as of the driver
+        """False: another server may have accepted it."""
+        return False
+
     async def find(self, header: fleet_pb2.UpdateHeader) -> "GateRound | MaskedGateRound":
         """The round of an update.
 

@@ -358,6 +358,13 @@ class Runs:
         """The driver of the round of an update; raises as `round` does."""
         return self.round((header.task.run, header.task.round))
 
+    def lacks(self, header: fleet_pb2.UpdateHeader) -> bool:
+        """Whether it is certain that no update of this member's task was accepted so far."""
+        driver = self._drivers.get(header.task.run)
+        if driver is None or driver.round is None:
+            return False
+        return driver.round.lacks(header.client, header.task.round)
+
     def trace_of(self, run: str) -> str:
         """The trace of a run's open round; empty for none."""
         driver = self._drivers.get(run)

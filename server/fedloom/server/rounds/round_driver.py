@@ -21,7 +21,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -123,6 +122,7 @@ class RoundDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._effects = EffectQueue(self._perform, self._fail, self._finish, self._log_name)
         self._gate = UpdateGate()
+        self._accepting: set[str] = set()  # their updates may be in the ledger, unknown here
         self._storing = BackgroundTasks()
         self._asking = BackgroundTasks()
         self._stored = False  # the ledger has a row of the open round
@@ -363,6 +363,13 @@ class RoundDriver:
         """Whether an update of this client is expected."""
         return self.engine.waits_for(client)
 
+    def lacks(self, client: str, number: int) -> bool:
+        """Whether it is certain that the ledger has no update of a member for its task."""
+        elsewhere = self._context.sealed is not None  # gates accept, too
+        if elsewhere or client in self._accepting or not self.claims(client):
+            return False
+        return self.key_of(client) == (self.plan.run, number)
+
     def client_replied(self, client: str, reply: fleet_pb2.OfferReply) -> None:
         """A client accepted or declined its offer."""
         records, key = self._context.records, self.key_of(client)
@@ -565,10 +572,14 @@ class RoundDriver:
                 stale or no buffer opened in time.
         """
         crossing("accept.before")
+        self._accepting.add(update.client)
         try:
             update, first = await self._store(update)
         except DBAPIError:
             self._asking.start(self._look_again(update, self.plan.number))
+            raise
+        except BaseException:
+            self._accepting.discard(update.client)
             raise
         crossing("accept.after")
         if first:
@@ -576,6 +587,7 @@ class RoundDriver:
             if update.counted == self.plan.number:
                 self._sum.add(update.client, update.file, update.staleness)
             self.accepted(update, update.counted)
+        self._accepting.discard(update.client)
         return first
 
     def accepted(
@@ -598,13 +610,17 @@ class RoundDriver:
         who, extra = self._log_name()
         ledger, key = self._context.ledger, (update.run, update.round, update.client)
         look = partial(self._context.in_ledger, ledger.find_settled, *key, counted)
-        with suppress(FedloomError):  # of a server that has lost its turn
+        try:
             found = await retry_storage(look, who, extra)
-            if found is None or not found.counted == counted == self.plan.number:
-                return
-            if self.engine.cohort.is_unfinished(update.client):
-                self._sum.add(found.client, found.file, found.staleness or 0)
-                self.accepted(found, counted)
+        except FedloomError:  # of a server that has lost its turn
+            return
+        finally:
+            self._accepting.discard(update.client)
+        if found is None or not found.counted == counted == self.plan.number:
+            return
+        if self.engine.cohort.is_unfinished(update.client):
+            self._sum.add(found.client, found.file, found.staleness or 0)
+            self.accepted(found, counted)
 
     async def _store(self, update: AcceptedUpdate) -> tuple[AcceptedUpdate, bool]:
         """Store an update in its round, or in the open or next buffer."""
