@@ -57,7 +57,7 @@ class ModelDownloads:
         """
         await self._advance(offer)
         for model in (m for m in (offer.model, offer.received) if m.digest):
-            if not await asyncio.to_thread(self._store.has_model, model.digest):
+            if not await self._is_here(model.digest):
                 await self._fetch(model)
             await asyncio.to_thread(self._store.check, model.digest, model is offer.model)
 
@@ -69,9 +69,9 @@ class ModelDownloads:
         store, steps = self._store, list(offer.differences)
         # The model that they start from must stay while they are downloaded.
         store.keep = KEEP_MODELS + len(steps)
-        if not steps or await asyncio.to_thread(store.has_model, offer.model.digest):
+        if not steps or await self._is_here(offer.model.digest):
             return
-        known = [await asyncio.to_thread(store.has_model, step.base) for step in steps]
+        known = [await self._is_here(step.base) for step in steps]
         sizes = [step.difference.size_bytes for step in steps]
         first = first_step(known, sizes, offer.model.size_bytes)
         if first is None:
@@ -86,6 +86,11 @@ class ModelDownloads:
         except Exception as error:  # noqa: BLE001 - the bytes may be anything
             what = f"a difference that does not lead to the model: {error}"
             self._refused(offer.key, f"{what} The whole model is downloaded instead.")
+
+    async def _is_here(self, digest: str) -> bool:
+        store = self._store
+        there = store.model_path(digest).exists()  # only then there are bytes to check, in a thread
+        return there and await asyncio.to_thread(store.has_model, digest)
 
     async def _fetch(self, model: fleet_pb2.ModelRef) -> None:
         mismatches = 0

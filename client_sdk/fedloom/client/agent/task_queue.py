@@ -444,8 +444,9 @@ class TaskQueue:
     async def _update(self, offer: fleet_pb2.Task, task: Task) -> fleet_pb2.UpdateHeader:
         """The update for a task: one finished before a restart, or a new one."""
         masked = offer.HasField("masking")
-        stored = self._masked.tasks if masked else self._store
-        unsent = await asyncio.to_thread(stored.unsent, offer)
+        stored, unsent = self._masked.tasks if masked else self._store, None
+        if self._store.has_header(offer):
+            unsent = await asyncio.to_thread(stored.unsent, offer)
         if unsent is not None:
             log.info("round %d of %s: sending the update made before", task.round, task.run)
             return unsent

@@ -7,7 +7,7 @@ Only differences leave the device: new values minus the received ones, for the c
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +97,7 @@ class StoppedError(Exception):
     """The training code was asked to stop: there is no update."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TaskRun:
     """One task of a client.
 
@@ -121,9 +121,13 @@ class TaskRun:
     budgets: Budgets = field(default_factory=Budgets)
     trains: Callable[[], None] = lambda: None
 
-    @property
+    @cached_property
     def _asked(self) -> TaskDescription:
         return from_message(self.message)
+
+    @cached_property
+    def _manifest(self) -> Manifest:
+        return read_manifest(self.store.model_path(self.message.model.digest))
 
     def run(self) -> fleet_pb2.UpdateHeader:
         """Evaluate and train, and write the update to the outbox. Blocks; runs in a thread.
@@ -169,7 +173,7 @@ class TaskRun:
             elif task.kind is Kind.EVALUATE:
                 raise too_few(self.policy, num_examples, "metrics")
         if task.kind is Kind.TRAIN:
-            self._check_any_may_leave(path)
+            self._check_any_may_leave()
             crossing("client.train.before")
             self.trains()
             if self.budgets.training_s is not None:
@@ -262,8 +266,7 @@ class TaskRun:
         if self._asked.privacy is None:  # metrics would reveal what the noise hides
             metrics = update.metrics if self.policy.metrics else {}
             _set_metrics(header.training, update.num_examples, metrics)
-        manifest = read_manifest(path)
-        task, scratch = self.task, self.store.scratch()
+        manifest, task, scratch = self._manifest, self.task, self.store.scratch()
         settled = apply_rule(
             task.rule,
             differences(update.params, stored_params(path), task),
@@ -325,8 +328,8 @@ class TaskRun:
             )
         return settled
 
-    def _check_any_may_leave(self, path: Path) -> None:
-        names = self.task.tensors(read_manifest(path).specs)
+    def _check_any_may_leave(self) -> None:
+        names = self.task.tensors(self._manifest.specs)
         if not any(map(self.policy.may_leave, names)):
             raise PolicyError("the device's policy keeps every tensor of this model here.")
 

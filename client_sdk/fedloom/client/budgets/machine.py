@@ -33,8 +33,8 @@ def available_bytes(root: Path = ROOT) -> float:
 
 
 def _of_machine(root: Path) -> float:
-    with suppress(OSError, ValueError):
-        for line in (root / "proc/meminfo").read_text().splitlines():
+    with suppress(OSError, ValueError), (root / "proc/meminfo").open() as lines:
+        for line in lines:
             if line.startswith("MemAvailable:"):
                 return 1024.0 * int(line.split()[1])
     return float("inf")

@@ -57,7 +57,7 @@ async def download(
     pace = pace or Pace()
     part = store.receive_model(model.digest, model.size_bytes)
     try:
-        digest = await asyncio.to_thread(part.hash)
+        digest = await asyncio.to_thread(part.hash) if part.received else part.hash()
         call: Any = channel.unary_stream(
             methods.DOWNLOAD, request_serializer=fleet_pb2.DownloadRequest.SerializeToString
         )(fleet_pb2.DownloadRequest(digest=model.digest, offset=part.received), metadata=metadata)

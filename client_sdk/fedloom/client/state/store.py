@@ -205,7 +205,10 @@ class ClientStore:
         return self._models / f"{digest}.part"
 
     def _by_age(self) -> list[Path]:
-        return sorted(self._models.glob("*.safetensors"), key=lambda p: p.stat().st_mtime_ns)
+        with os.scandir(self._models) as entries:
+            models = [each for each in entries if each.name.endswith(".safetensors")]
+        models.sort(key=lambda each: each.stat().st_mtime_ns)
+        return [Path(each.path) for each in models]
 
     def has_model(self, digest: str) -> bool:
         """Whether the model is stored and intact, checked once per process; marks it as used."""
@@ -253,8 +256,9 @@ class ClientStore:
             old.unlink()
             self._verified.discard(old.stem)
             self._checked.discard(old.stem)
-        for part in self._models.glob("*.part"):
-            part.unlink()
+        for part in _listed(self._models):
+            if part.suffix == ".part":
+                part.unlink()
         return path
 
     def advance(self, base: str, steps: Sequence[str], digest: str) -> None:
@@ -373,9 +377,13 @@ class ClientStore:
         return self._checkpoints / name_of(task)
 
     def _drop_checkpoints(self, keep: tuple[str, ...] = ()) -> None:
-        for path in self._checkpoints.glob("*"):
+        for path in _listed(self._checkpoints):
             if not path.name.startswith(keep):
                 path.unlink(missing_ok=True)
+
+    def has_header(self, task: fleet_pb2.Task) -> bool:
+        """Whether there is an update of this round; `unsent` says whether it can be sent."""
+        return self._header_path(task.key.run, task.key.round).exists()
 
     def unsent(self, task: fleet_pb2.Task) -> fleet_pb2.UpdateHeader | None:
         """The stored update of this task, if it is complete."""
@@ -406,7 +414,7 @@ class ClientStore:
     def _files(self, run: str, number: int) -> Iterator[Path]:
         """Checkpoints and updates of a round; `glob` would compile a pattern for each round."""
         for folder in (self._checkpoints, self._outbox):
-            for path in folder.iterdir() if folder.exists() else ():
+            for path in _listed(folder):
                 if path.name.startswith(f"{run}.{number}."):
                     yield path
 
@@ -420,6 +428,14 @@ class ClientStore:
 
     def _header_path(self, run: str, number: int) -> Path:
         return self._outbox / f"{run}.{number}.header"
+
+
+def _listed(folder: Path) -> list[Path]:
+    """The files of a folder, if there is one; `glob` would compile a pattern."""
+    try:
+        return [folder / name for name in os.listdir(folder)]  # noqa: PTH208 - without a Path each
+    except FileNotFoundError:
+        return []
 
 
 def _crc(path: Path) -> int:

@@ -15,7 +15,9 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -28,6 +30,8 @@ from fedloom.strategies.exact.lazy_arrays import Pieces, Values, pieces_of
 
 PREFIX_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_KEPT_BYTES = 1 << 16
+"""Headers up to this length are kept with their layouts: a few megabytes of memory at most."""
 _WRITE_VALUES = 1 << 17
 READ_UP_TO_BYTES = 64 << 20
 """Files up to this size are read if pages would be copied: a third of the cost of page faults."""
@@ -112,7 +116,9 @@ def header_length(prefix: bytes) -> int:
 
 
 def parse_header(header: bytes) -> Layout:
-    """Parse the JSON part of a container strictly.
+    """Parse the JSON part of a container strictly; the last few short ones are kept.
+
+    The updates of a round have the same header, and a device reads that of a model several times.
 
     Args:
         header: the JSON bytes, without the 8-byte prefix.
@@ -120,6 +126,10 @@ def parse_header(header: bytes) -> Layout:
     Raises:
         Refusal: MALFORMED, DUPLICATE_TENSOR or WRONG_DTYPE.
     """
+    return _parse_again(header) if len(header) <= _KEPT_BYTES else _parse(header)
+
+
+def _parse(header: bytes) -> Layout:
     if not header.startswith(b"{"):
         raise _malformed("a JSON object from the first byte on", repr(header[:8]))
     try:
@@ -142,7 +152,11 @@ def parse_header(header: bytes) -> Layout:
             )
         position = info.stop
     data_start = PREFIX_BYTES + len(header)
-    return Layout({i.name: i for i in infos}, data_start, data_start + position)
+    tensors = MappingProxyType({info.name: info for info in infos})
+    return Layout(tensors, data_start, data_start + position)
+
+
+_parse_again = lru_cache(maxsize=8)(_parse)
 
 
 def _check_metadata(metadata: object) -> None:

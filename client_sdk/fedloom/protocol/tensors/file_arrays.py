@@ -11,6 +11,7 @@ deleted or replaced.
 import os
 import tempfile
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -96,16 +97,21 @@ class Scratch:
     """An unnamed temporary file for arrays that live until their last reference.
 
     Args:
-        directory: for the file.
+        directory: for the file, which is made with the first array.
 
     Attributes:
         size_bytes: allocated so far.
     """
 
     def __init__(self, directory: Path) -> None:
-        number, name = tempfile.mkstemp(dir=directory, prefix="scratch.")
-        self._handle, self.size_bytes = _Handle(number), 0
+        self._directory = directory
+        self.size_bytes = 0
+
+    @cached_property
+    def _handle(self) -> _Handle:
+        number, name = tempfile.mkstemp(dir=self._directory, prefix="scratch.")
         Path(name).unlink()
+        return _Handle(number)
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> FileArray:
         """Return an array of zeros to `put` values into."""
