@@ -125,19 +125,39 @@ def test_a_group_has_at_most_so_many_items(thread):
     assert found == [10, 30, 40, 50, 60]
 
 
+def test_calls_that_are_done_together_take_one_place(thread):
+    async def scene():
+        free, pairs = threading.Event(), Grouped(thread, Doer(), most=2)
+        grouped = Grouped(thread, Doer())
+        thread.start(free.wait, PATIENCE_S)
+        calls = [asyncio.ensure_future(grouped(n)) for n in range(5)]
+        await asyncio.sleep(0)
+        of_all = thread.pending - 1
+        calls += [asyncio.ensure_future(pairs(n)) for n in range(5)]
+        await asyncio.sleep(0)
+        of_pairs = thread.pending - 1 - of_all
+        free.set()
+        await asyncio.gather(*calls)
+        return of_all, of_pairs
+
+    assert asyncio.run(scene()) == (1, 3)
+
+
 def test_a_caller_does_not_wait_for_a_thread_that_is_closed():
-    """What was queued is cancelled, and so is who waits for it."""
+    """What was queued is cancelled, and so is who waits for it; nothing more is queued."""
 
     async def scene():
         thread, free = Thread("closed"), threading.Event()
         grouped = Grouped(thread, Doer())
         thread.start(free.wait, PATIENCE_S)
-        call = asyncio.ensure_future(grouped(1))
+        calls = [asyncio.ensure_future(grouped(n)) for n in (1, 2)]
         await asyncio.sleep(0)
         asyncio.get_running_loop().call_later(0.05, free.set)
         await asyncio.to_thread(thread.close)
         async with asyncio.timeout(PATIENCE_S):
-            await asyncio.wait([call])
-        return call.cancelled()
+            await asyncio.wait(calls)
+            with pytest.raises(RuntimeError):
+                await grouped(3)
+        return [call.cancelled() for call in calls]
 
-    assert asyncio.run(scene())
+    assert asyncio.run(scene()) == [True, True]

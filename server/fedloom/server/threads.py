@@ -70,9 +70,8 @@ class Thread:
 class Grouped(Generic[ItemT, T]):
     """Calls for a thread that do together what waits together, such as in one transaction.
 
-    Each call takes its place in the thread's queue, and what waits is done at the first of these
-    places: never later than without groups, and its caller continues before those of calls that
-    are done afterwards.
+    What waits is done at the first place in the thread's queue that a call has taken: never later
+    than without groups, and its caller continues before those of calls that are done afterwards.
 
     Args:
         thread: with one thread.
@@ -95,6 +94,7 @@ class Grouped(Generic[ItemT, T]):
         self._until_cancelled = until_cancelled
         self._lock = threading.Lock()
         self._waiting: list[tuple[ItemT, asyncio.Future[T]]] = []
+        self._places = 0  # in the thread's queue
 
     async def __call__(self, item: ItemT) -> T:
         """Do an item, by default even if the caller is cancelled."""
@@ -102,12 +102,25 @@ class Grouped(Generic[ItemT, T]):
         future: asyncio.Future[T] = loop.create_future()
         with self._lock:
             self._waiting.append((item, future))
-        place = self._thread.start(self._take, loop)
-        place.add_done_callback(lambda done: future.cancel() if done.cancelled() else None)
+            room = self._places * (self._most or len(self._waiting))
+            needs_place = room < len(self._waiting)
+        if needs_place:
+            place = self._thread.start(self._take, loop)
+            place.add_done_callback(self._cancel_if_closed)
+            with self._lock:
+                self._places += 1
         return await future
+
+    def _cancel_if_closed(self, place: "asyncio.Future[None]") -> None:
+        if place.cancelled():
+            with self._lock:
+                waiting, self._waiting, self._places = self._waiting, [], 0
+            for _, future in waiting:
+                future.cancel()
 
     def _take(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
+            self._places -= 1
             waiting = self._waiting
             if self._until_cancelled:
                 waiting = [each for each in waiting if not each[1].cancelled()]

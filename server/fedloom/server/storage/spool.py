@@ -222,8 +222,8 @@ class Spool:
 
     def discard_round(self, run: str, number: int) -> None:
         """Delete all files of a round."""
-        for path in sorted(self._directory.glob(f"{run}.{number}.*")):
-            path.unlink(missing_ok=True)
+        for name in self._of_round(run, number):
+            self.path(name).unlink(missing_ok=True)
 
     def sweep(self, open_rounds: Collection[tuple[str, int]]) -> None:
         """Release files that a killed server left of ended rounds."""
@@ -234,8 +234,13 @@ class Spool:
 
     def release_round(self, run: str, number: int) -> None:
         """Release all files of a round: accepted, incomplete and refused updates."""
-        for path in sorted(self._directory.glob(f"{run}.{number}.*")):
-            self._free_file(path.name)
+        for name in self._of_round(run, number):
+            self._free_file(name)
+
+    def _of_round(self, run: str, number: int) -> list[str]:
+        """Names of a round's files; `glob` would compile a pattern for each round."""
+        names = os.listdir(self._directory)  # noqa: PTH208 - without a Path each
+        return sorted(name for name in names if name.startswith(f"{run}.{number}."))
 
 
 def write_footer(handle: int, header: bytes, size_bytes: int, received: int = 0) -> None:
