@@ -256,9 +256,9 @@ class ClientStore:
             old.unlink()
             self._verified.discard(old.stem)
             self._checked.discard(old.stem)
-        for part in _listed(self._models):
-            if part.suffix == ".part":
-                part.unlink()
+        for name in _names(self._models):
+            if name.endswith(".part"):
+                (self._models / name).unlink()
         return path
 
     def advance(self, base: str, steps: Sequence[str], digest: str) -> None:
@@ -377,9 +377,9 @@ class ClientStore:
         return self._checkpoints / name_of(task)
 
     def _drop_checkpoints(self, keep: tuple[str, ...] = ()) -> None:
-        for path in _listed(self._checkpoints):
-            if not path.name.startswith(keep):
-                path.unlink(missing_ok=True)
+        for name in _names(self._checkpoints):
+            if not name.startswith(keep):
+                (self._checkpoints / name).unlink(missing_ok=True)
 
     def has_header(self, task: fleet_pb2.Task) -> bool:
         """Whether there is an update of this round; `unsent` says whether it can be sent."""
@@ -414,26 +414,26 @@ class ClientStore:
     def _files(self, run: str, number: int) -> Iterator[Path]:
         """Checkpoints and updates of a round; `glob` would compile a pattern for each round."""
         for folder in (self._checkpoints, self._outbox):
-            for path in _listed(folder):
-                if path.name.startswith(f"{run}.{number}."):
-                    yield path
+            for name in _names(folder):
+                if name.startswith(f"{run}.{number}."):
+                    yield folder / name
 
     def remove_other_rounds(self, tasks: Iterable[tuple[str, int]]) -> None:
         """Remove updates and checkpoints of all rounds but these."""
         keep = tuple(f"{run}.{number}." for run, number in tasks)
         self._drop_checkpoints(keep)
-        for path in self._outbox.iterdir():
-            if not path.name.startswith(keep):
-                path.unlink()
+        for name in _names(self._outbox):
+            if not name.startswith(keep):
+                (self._outbox / name).unlink()
 
     def _header_path(self, run: str, number: int) -> Path:
         return self._outbox / f"{run}.{number}.header"
 
 
-def _listed(folder: Path) -> list[Path]:
+def _names(folder: Path) -> list[str]:
     """The files of a folder, if there is one; `glob` would compile a pattern."""
     try:
-        return [folder / name for name in os.listdir(folder)]  # noqa: PTH208 - without a Path each
+        return os.listdir(folder)  # noqa: PTH208 - without a Path each
     except FileNotFoundError:
         return []
 

@@ -8,7 +8,7 @@ Invariant: a record belongs to a member of an open round, or is not yet in the l
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 Key = tuple[str, int]
@@ -63,7 +63,8 @@ class Record:
 
     def stored(self) -> dict[str, Any]:
         """Its columns without None; the ledger keeps its values for those."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        seen = ((name, getattr(self, name)) for name in self.__slots__)
+        return {name: value for name, value in seen if value is not None}
 
 
 class Records:
