@@ -83,7 +83,7 @@ from fedloom.server.storage.opening import open_storage  # noqa: E402
 
 log = logging.getLogger(__name__)
 
-FREEZE_AGAIN_S = 10.0
+FREEZE_AGAIN_S = application.SOON_S + 10
 """After it the API's description, which is built in the background, is frozen too."""
 
 

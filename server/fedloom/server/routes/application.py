@@ -74,7 +74,9 @@ from fedloom.strategies.privacy import MissingAccountant
 
 log = logging.getLogger(__name__)
 
-SOON_S = 3.0
+SOON_S = 60.0
+"""Time after the start when the API's description is built: it takes half a second of a core, which
+a server that starts, and reads what its last process left, has better use for."""
 
 _about = APIRouter()
 
