@@ -535,8 +535,9 @@ def test_another_content_for_a_filled_slot_is_refused(tmp_path):
         await submit(federation, ZEROS, **short(phase_s=60.0))
         started(devices)
         await until(lambda: SHARES in twice.said)
-        await twice.say(SHARES, twice.member._dealt.message.to_bytes())
-        await twice.say(SHARES, twice.member._dealt.message.to_bytes()[:-1] + b"x")
+        first = twice.member._dealt.message.to_bytes()
+        await twice.say(SHARES, first)
+        await twice.say(SHARES, first[:-1] + bytes([first[-1] ^ 1]))
         await until(lambda: twice.withdrawn)
         assert "Expected a repeat of the shares that were stored" in twice.withdrawn[0]
 

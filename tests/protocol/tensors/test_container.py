@@ -254,6 +254,21 @@ def test_finding_a_repeated_name_takes_linear_time():
     assert caught.value.code is Code.DUPLICATE_TENSOR
 
 
+def test_a_kept_layout_cannot_be_changed_and_a_refused_header_is_refused_again():
+    """Short headers are kept with their layouts, which all readers share; a long one is not."""
+    raw, _ = build_header([TensorEntry("w", "F32", (3,))])
+    layout = parse_header(raw[8:])
+    assert parse_header(bytes(bytearray(raw[8:]))) is layout
+    with pytest.raises(TypeError):
+        layout.tensors["v"] = layout.tensors["w"]
+    for _ in range(2):
+        with pytest.raises(Refusal):
+            parse_header(raw[8:].replace(b"F32", b"F99"))
+    long, _ = build_header(TensorEntry(f"{n}", "F32", (3,)) for n in range(2000))
+    assert parse_header(long[8:]) == parse_header(long[8:])
+    assert parse_header(long[8:]) is not parse_header(long[8:])
+
+
 @given(st.binary(max_size=64))
 def test_an_invalid_container_file_is_an_integrity_error(tmp_path_factory, raw):
     """A stored file must have exactly its declared length."""

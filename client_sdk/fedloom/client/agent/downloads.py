@@ -11,6 +11,7 @@ from collections.abc import Callable
 from fedloom.client.budgets import Pace
 from fedloom.client.network import transfer
 from fedloom.client.network.connection import Connection
+from fedloom.client.network.off_loop import off_loop
 from fedloom.client.state.model_check import UnfitError, check_room
 from fedloom.client.state.store import KEEP_MODELS, ClientStore
 from fedloom.protocol.errors import IntegrityError
@@ -57,9 +58,10 @@ class ModelDownloads:
         """
         await self._advance(offer)
         for model in (m for m in (offer.model, offer.received) if m.digest):
-            if not await self._is_here(model.digest):
+            size_bytes = model.size_bytes
+            if not await off_loop(size_bytes, self._store.has_model, model.digest):
                 await self._fetch(model)
-            await asyncio.to_thread(self._store.check, model.digest, model is offer.model)
+            await off_loop(size_bytes, self._store.check, model.digest, model is offer.model)
 
     async def _advance(self, offer: fleet_pb2.Task) -> None:
         """Make the offered model from one that is here, where differences lead to it.
@@ -69,11 +71,12 @@ class ModelDownloads:
         store, steps = self._store, list(offer.differences)
         # The model that they start from must stay while they are downloaded.
         store.keep = KEEP_MODELS + len(steps)
-        if not steps or await self._is_here(offer.model.digest):
+        size_bytes = offer.model.size_bytes
+        if not steps or await off_loop(size_bytes, store.has_model, offer.model.digest):
             return
-        known = [await self._is_here(step.base) for step in steps]
+        known = [await off_loop(size_bytes, store.has_model, step.base) for step in steps]
         sizes = [step.difference.size_bytes for step in steps]
-        first = first_step(known, sizes, offer.model.size_bytes)
+        first = first_step(known, sizes, size_bytes)
         if first is None:
             return
         del steps[:first]
@@ -86,11 +89,6 @@ class ModelDownloads:
         except Exception as error:  # noqa: BLE001 - the bytes may be anything
             what = f"a difference that does not lead to the model: {error}"
             self._refused(offer.key, f"{what} The whole model is downloaded instead.")
-
-    async def _is_here(self, digest: str) -> bool:
-        store = self._store
-        there = store.model_path(digest).exists()  # only then there are bytes to check, in a thread
-        return there and await asyncio.to_thread(store.has_model, digest)
 
     async def _fetch(self, model: fleet_pb2.ModelRef) -> None:
         mismatches = 0

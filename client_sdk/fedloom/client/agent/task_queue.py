@@ -29,6 +29,7 @@ from fedloom.client.budgets import Budgets, Pace
 from fedloom.client.gates import Able, Gate, Objection, first_objection
 from fedloom.client.network import transfer
 from fedloom.client.network.connection import Connection
+from fedloom.client.network.off_loop import off_loop
 from fedloom.client.offers.checks import check_offer, is_run
 from fedloom.client.offers.signature import unsigned
 from fedloom.client.owner.journal_entries import account
@@ -338,7 +339,7 @@ class TaskQueue:
         key = (task.run, task.round)
         try:
             header = await self._watch.over(self._update(offer, task))
-            policy = await asyncio.to_thread(self._check_leaving, offer, header)
+            policy = await off_loop(header.size_bytes, self._check_leaving, offer, header)
             if offer.HasField("masking"):
                 await self._send_masked(offer, header, policy)
                 return
@@ -444,9 +445,8 @@ class TaskQueue:
     async def _update(self, offer: fleet_pb2.Task, task: Task) -> fleet_pb2.UpdateHeader:
         """The update for a task: one finished before a restart, or a new one."""
         masked = offer.HasField("masking")
-        stored, unsent = self._masked.tasks if masked else self._store, None
-        if self._store.has_header(offer):
-            unsent = await asyncio.to_thread(stored.unsent, offer)
+        stored = self._masked.tasks if masked else self._store
+        unsent = await off_loop(offer.model.size_bytes, stored.unsent, offer)
         if unsent is not None:
             log.info("round %d of %s: sending the update made before", task.round, task.run)
             return unsent

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import grpc
 
 from fedloom.client.budgets.pace import Pace
+from fedloom.client.network.off_loop import off_loop
 from fedloom.client.state.partial_download import PartialDownload
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol import positional_files
@@ -57,7 +58,7 @@ async def download(
     pace = pace or Pace()
     part = store.receive_model(model.digest, model.size_bytes)
     try:
-        digest = await asyncio.to_thread(part.hash) if part.received else part.hash()
+        digest = await off_loop(part.received, part.hash)
         call: Any = channel.unary_stream(
             methods.DOWNLOAD, request_serializer=fleet_pb2.DownloadRequest.SerializeToString
         )(fleet_pb2.DownloadRequest(digest=model.digest, offset=part.received), metadata=metadata)

@@ -381,10 +381,6 @@ class ClientStore:
             if not name.startswith(keep):
                 (self._checkpoints / name).unlink(missing_ok=True)
 
-    def has_header(self, task: fleet_pb2.Task) -> bool:
-        """Whether there is an update of this round; `unsent` says whether it can be sent."""
-        return self._header_path(task.key.run, task.key.round).exists()
-
     def unsent(self, task: fleet_pb2.Task) -> fleet_pb2.UpdateHeader | None:
         """The stored update of this task, if it is complete."""
         path = self._header_path(task.key.run, task.key.round)
