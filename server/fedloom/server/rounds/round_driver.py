@@ -20,6 +20,7 @@ import json
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -122,7 +123,8 @@ class RoundDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._effects = EffectQueue(self._perform, self._fail, self._finish, self._log_name)
         self._gate = UpdateGate()
-        self._accepting: set[str] = set()  # their updates may be in the ledger, unknown here
+        # Of each client: accepts whose updates may be in the ledger while the engine lacks them.
+        self._accepting: Counter[str] = Counter()
         self._storing = BackgroundTasks()
         self._asking = BackgroundTasks()
         self._stored = False  # the ledger has a row of the open round
@@ -572,14 +574,14 @@ class RoundDriver:
                 stale or no buffer opened in time.
         """
         crossing("accept.before")
-        self._accepting.add(update.client)
+        self._accepting[update.client] += 1
         try:
             update, first = await self._store(update)
         except DBAPIError:
             self._asking.start(self._look_again(update, self.plan.number))
             raise
         except BaseException:
-            self._accepting.discard(update.client)
+            self._settled(update.client)
             raise
         crossing("accept.after")
         if first:
@@ -587,8 +589,14 @@ class RoundDriver:
             if update.counted == self.plan.number:
                 self._sum.add(update.client, update.file, update.staleness)
             self.accepted(update, update.counted)
-        self._accepting.discard(update.client)
+        self._settled(update.client)
         return first
+
+    def _settled(self, client: str) -> None:
+        """Note that it is known whether an update of a client was accepted."""
+        self._accepting[client] -= 1
+        if not self._accepting[client]:
+            del self._accepting[client]
 
     def accepted(
         self, update: AcceptedUpdate | AcceptedHere | AcceptedRow | UpdateRow, counted: int
@@ -615,7 +623,7 @@ class RoundDriver:
         except FedloomError:  # of a server that has lost its turn
             return
         finally:
-            self._accepting.discard(update.client)
+            self._settled(update.client)
         if found is None or not found.counted == counted == self.plan.number:
             return
         if self.engine.cohort.is_unfinished(update.client):
