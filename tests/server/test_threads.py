@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -141,6 +142,55 @@ def test_calls_that_are_done_together_take_one_place(thread):
         return of_all, of_pairs
 
     assert asyncio.run(scene()) == (1, 3)
+
+
+def test_with_patience_a_call_waits_for_others(thread):
+    """Until as many wait as are done together, or the caller hurries; then none waits again."""
+
+    async def scene():
+        done = Doer()
+        grouped = Grouped(thread, done, most=3, patience_s=PATIENCE_S)
+        calls = [asyncio.ensure_future(grouped(n)) for n in range(4)]
+        first = await asyncio.gather(*calls[:3])
+        await thread(lambda: None)
+        waits = not calls[3].done()
+        grouped.hurry()
+        return done.groups, [*first, await calls[3], await grouped(4)], waits
+
+    groups, results, waits = asyncio.run(scene())
+    assert waits
+    assert groups == [[0, 1, 2], [3], [4]]
+    assert results == [0, 10, 20, 30, 40]
+
+
+def test_patience_ends(thread):
+    async def scene():
+        done = Doer()
+        grouped = Grouped(thread, done, most=3, patience_s=0.01)
+        results = [await asyncio.wait_for(grouped(n), PATIENCE_S) for n in (1, 2)]
+        return done.groups, results
+
+    assert asyncio.run(scene()) == ([[1], [2]], [10, 20])
+
+
+def test_all_calls_have_ended_when_one_of_them_failed():
+    """The caller may close what the others read."""
+    pool, ended, free = Thread("tested", 2), [], threading.Event()
+
+    def call(item):
+        if item < 0:
+            free.set()
+            raise ValueError(item)
+        assert free.wait(PATIENCE_S)
+        time.sleep(0.1 * (item - 1))  # without it the test could pass by luck
+        ended.append(item)
+
+    try:
+        with pytest.raises(ValueError, match="-1"):
+            pool.wait_all(call, [1, -1, 2])
+        assert ended == [1, 2]
+    finally:
+        pool.close()
 
 
 def test_a_caller_does_not_wait_for_a_thread_that_is_closed():

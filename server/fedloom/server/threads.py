@@ -3,8 +3,8 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Generic, ParamSpec, TypeVar
 
@@ -62,6 +62,17 @@ class Thread:
         """
         return self._pool.submit(call, *args, **kwargs).result()
 
+    def wait_all(self, call: Callable[[ItemT], None], items: Iterable[ItemT]) -> None:
+        """Run `call` for each item in the pool, for a thread of another one, which waits for all.
+
+        Raises:
+            Exception: the first one of a call, when all have ended.
+        """
+        running = [self._pool.submit(call, item) for item in items]
+        wait(running)
+        for each in running:
+            each.result()
+
     def close(self) -> None:
         """Finish the running calls, cancel the queued ones and end the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -70,14 +81,17 @@ class Thread:
 class Grouped(Generic[ItemT, T]):
     """Calls for a thread that do together what waits together, such as in one transaction.
 
-    What waits is done at the first place in the thread's queue that a call has taken: never later
-    than without groups, and its caller continues before those of calls that are done afterwards.
+    What waits is done at the first place in the thread's queue that a call has taken: without
+    patience never later than without groups, and its caller continues before those of calls that
+    are done afterwards.
 
     Args:
         thread: with one thread.
         do: does items in order; returns for each its result, or the error to raise.
         most: items that are done together; None for any number.
         until_cancelled: leave out items whose callers were cancelled before they were begun.
+        patience_s: seconds that an item waits for others before it takes a place, unless `most`
+            wait or `hurry` was called.
     """
 
     def __init__(
@@ -87,11 +101,14 @@ class Grouped(Generic[ItemT, T]):
         *,
         most: int | None = None,
         until_cancelled: bool = False,
+        patience_s: float = 0.0,
     ) -> None:
         self._thread = thread
         self._do = do
         self._most = most
         self._until_cancelled = until_cancelled
+        self._patience_s = patience_s
+        self._timer: asyncio.TimerHandle | None = None
         self._lock = threading.Lock()
         self._waiting: list[tuple[ItemT, asyncio.Future[T]]] = []
         self._places = 0  # in the thread's queue
@@ -102,14 +119,33 @@ class Grouped(Generic[ItemT, T]):
         future: asyncio.Future[T] = loop.create_future()
         with self._lock:
             self._waiting.append((item, future))
-            room = self._places * (self._most or len(self._waiting))
-            needs_place = room < len(self._waiting)
-        if needs_place:
+            is_full = self._most is not None and len(self._waiting) >= self._most
+        if is_full or not self._patience_s:
+            self._take_places(loop)
+        elif self._timer is None:
+            self._timer = loop.call_later(self._patience_s, self._take_places, loop)
+        return await future
+
+    def hurry(self) -> None:
+        """Wait for no others any more."""
+        self._patience_s = 0.0
+        self._take_places(asyncio.get_running_loop())
+
+    def _take_places(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take places in the thread's queue for all that wait."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._lacks_place():
             place = self._thread.start(self._take, loop)
             place.add_done_callback(self._cancel_if_closed)
             with self._lock:
                 self._places += 1
-        return await future
+
+    def _lacks_place(self) -> bool:
+        with self._lock:
+            room = self._places * (self._most or len(self._waiting))
+            return room < len(self._waiting)
 
     def _cancel_if_closed(self, place: "asyncio.Future[None]") -> None:
         if place.cancelled():

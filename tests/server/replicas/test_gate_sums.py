@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.metrics.meters import Meters
 from fedloom.server.planning import limits
@@ -25,8 +26,8 @@ class Storage:
     def path(self, name):
         return self.directory / name
 
-    def header(self, name):
-        return name
+    def header(self, _):
+        return fleet_pb2.UpdateHeader(size_bytes=1)
 
     def keep(self, name, *_key):
         self.kept.append(name)
@@ -76,7 +77,7 @@ def play(tmp_path, monkeypatch, end, broken="", storage=None):
     spec = SimpleNamespace(needs="sum", buffer_config=lambda: None)
     plan = SimpleNamespace(key=KEY, spec=spec, manifest=None)
 
-    def fold(self, updates):
+    def fold(self, updates, _):
         if broken in updates:
             raise OSError("the disk does not answer")
         self.folded.update(updates)
@@ -86,7 +87,8 @@ def play(tmp_path, monkeypatch, end, broken="", storage=None):
     monkeypatch.setattr(limits, "empty_sum", lambda *_: None)
 
     async def scene():
-        threads = {name: Thread(name) for name in ("in_fold", "in_bodies", "in_ledger")}
+        names = ("in_fold", "in_fold_helpers", "in_bodies", "in_ledger")
+        threads = {name: Thread(name) for name in names}
         server = SimpleNamespace(meters=Meters(), spool=storage, ledger=storage, **threads)
         sums = GateSums(server, "gate")
         for client in CLIENTS:

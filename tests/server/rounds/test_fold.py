@@ -1,6 +1,7 @@
 """Folding: the same bits in any order, with checkpoints and restarts, or an integrity error."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from fedloom.protocol.tensors.container import DTYPES
 from fedloom.protocol.updates.addends import UpdateFile, add_update
 from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.rounds.fold import CHECKPOINT_EVERY, Folder, restore
+from fedloom.server.rounds.fold import CHECKPOINT_EVERY, Folder, in_threads, restore
+from fedloom.server.threads import Thread
 from fedloom.strategies import DELTA, Full, Mask, Partial, Slice, exponent
 from fedloom.strategies.exact.partial import TensorSpec
 
@@ -109,6 +111,48 @@ def test_updates_that_are_folded_together_give_the_same_bits(updates, total, ord
         folder.fold({f"c{number}": UpdateFile(*updates[number]) for number in group})
     assert folder.partial == total
     assert len(folder.unsaved) == 20
+
+
+@pytest.fixture(scope="module")
+def helpers():
+    pool = Thread("tested", 3)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("narrowly", [False, True])
+def test_threads_give_the_same_bits(tmp_path, helpers, narrowly):
+    """Of sums whose small values need words of their own, and of what narrow sums count."""
+    shapes = {f"t{n}": (1500 + n, 50) for n in range(6)}
+    specs = {n: TensorSpec(shape=s, dtype=DTYPES["F32"]) for n, s in shapes.items()}
+    manifest = Manifest(dtypes=dict.fromkeys(shapes, "F32"), specs=specs, size_bytes=0)
+    updates = {}
+    for number in range(5):
+        rng, path = np.random.default_rng(number), tmp_path / f"{number}"
+        values = {n: rng.normal(size=s) * 2.0 ** rng.integers(-90, 1, s) for n, s in shapes.items()}
+        parts = [TensorPart(DELTA, n, Full(), v.astype(np.float32)) for n, v in values.items()]
+        described, size, crc = write_body(path, parts, manifest)
+        header = fleet_pb2.UpdateHeader(
+            weight=1 + number / 7, parts=described, size_bytes=size, crc32c=crc
+        )
+        updates[f"c{number}"] = UpdateFile(path, header)
+
+    def sum_of(for_each):
+        specs = {(DELTA, name): spec for name, spec in manifest.specs.items()}
+        folder = Folder(Partial(specs, 8 if narrowly else S, narrow=narrowly), set())
+        folder.fold(updates, for_each)
+        return folder.partial
+
+    assert sum_of(helpers.wait_all) == (alone := sum_of(None))
+    assert not narrowly or 0 < alone.vanished < alone.nonzero
+
+
+def test_several_threads_fold_large_updates_only(helpers):
+    def sized(size_bytes):
+        return [UpdateFile(Path(), fleet_pb2.UpdateHeader(size_bytes=size_bytes))] * 2
+
+    assert in_threads(helpers, sized(8 << 20)) == helpers.wait_all
+    assert in_threads(helpers, sized((8 << 20) - 1)) is None
 
 
 def test_update_folded_twice_counts_once(updates, total):

@@ -5,10 +5,10 @@ the same bits.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,8 @@ from fedloom.strategies.exact.partial import (
 from fedloom.strategies.masking.noise import MemberNoise
 from fedloom.strategies.staleness import discounted
 
+ForEach: TypeAlias = Callable[[Callable[[Key], None], Iterable[Key]], None]
+
 
 class UpdateFile(NamedTuple):
     """An accepted update.
@@ -61,10 +63,18 @@ def add_update(
     add_updates(partial, [UpdateFile(path, header, factor)])
 
 
-def add_updates(partial: Partial, updates: Sequence[UpdateFile]) -> None:
+def add_updates(
+    partial: Partial, updates: Sequence[UpdateFile], for_each: ForEach | None = None
+) -> None:
     """Add accepted updates to a sum, at most `MOST_ADDENDS`, reading their files block by block.
 
     Tensors that several of them cover whole are added together.
+
+    Args:
+        partial: the sum.
+        updates: to add.
+        for_each: calls a function with each item, possibly in several threads, and waits for all;
+            None to call it one after another. Used for tensors of an exact sum.
 
     Raises:
         IntegrityError: a file is not as its header says. The sum may contain parts of updates.
@@ -81,9 +91,16 @@ def add_updates(partial: Partial, updates: Sequence[UpdateFile]) -> None:
                     whole.setdefault(key, []).append((file, part))
                 else:
                     partial.add_each(key, covered, [file.addend(part, covered, specs[key])])
-        for key, parts in whole.items():
-            addends = [file.addend(part, Full(), specs[key]) for file, part in parts]
+
+        def add_whole(key: Key) -> None:
+            addends = [file.addend(part, Full(), specs[key]) for file, part in whole[key]]
             partial.add_each(key, Full(), addends)
+
+        if for_each is None or partial.narrow:  # a narrow sum counts what it rounds, of all tensors
+            for key in whole:
+                add_whole(key)
+        else:
+            for_each(add_whole, whole)
     for _, header, _ in updates:
         units = weight_units(header.weight)
         for name, value in header.scalars.items():

@@ -25,7 +25,7 @@ from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import timed
 from fedloom.server.planning import limits
 from fedloom.server.planning.round_plan import RoundPlan
-from fedloom.server.rounds.fold import TOGETHER, Folder, factor
+from fedloom.server.rounds.fold import PATIENCE_S, TOGETHER, Folder, factor, in_threads
 from fedloom.server.threads import Grouped
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,8 @@ class GateSums:
         if key not in self._sums and plan.spec.needs == "sum":
             folder = Folder(limits.empty_sum(plan.spec, plan.manifest), set())
             fold = partial(self._fold_in_thread, folder)
-            self._sums[key] = _Sum(folder, Grouped(self._server.in_fold, fold, most=TOGETHER))
+            grouped = Grouped(self._server.in_fold, fold, most=TOGETHER, patience_s=PATIENCE_S)
+            self._sums[key] = _Sum(folder, grouped)
         if (sum_ := self._sums.get(key)) is None:
             self._server.spool.release_copy(update.file)  # the driver fetches it
             return
@@ -110,14 +111,13 @@ class GateSums:
     def _fold_in_thread(self, folder: Folder, group: Sequence[_Waiting]) -> list[None]:
         spool = self._server.spool
         with timed(self._server.meters.fold_s, times=len(group)):
-            folder.fold(
-                {
-                    update.client: UpdateFile(
-                        spool.path(update.file), spool.header(update.file), factor
-                    )
-                    for update, factor in group
-                }
-            )
+            updates = {
+                update.client: UpdateFile(
+                    spool.path(update.file), spool.header(update.file), factor
+                )
+                for update, factor in group
+            }
+            folder.fold(updates, in_threads(self._server.in_fold_helpers, updates.values()))
         for update, _ in group:
             spool.release_copy(update.file)
         return [None] * len(group)
@@ -136,6 +136,7 @@ class GateSums:
     async def _seal(self, key: Key, sum_: _Sum | None) -> None:
         if sum_ is None:
             return
+        sum_.fold.hurry()
         await sum_.folding.settled()
         if not sum_.is_whole:
             return  # the driver folds the bodies

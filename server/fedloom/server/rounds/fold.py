@@ -15,11 +15,12 @@ import numpy as np
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.tensors.container import read_params, write_file
-from fedloom.protocol.updates.addends import UpdateFile, add_updates
+from fedloom.protocol.updates.addends import ForEach, UpdateFile, add_updates
 from fedloom.protocol.updates.site_sum import add_site_sum, metrics_of_site
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.ledger.rows import AcceptedRow
 from fedloom.server.planning.spec import RunSpec
+from fedloom.server.threads import Thread
 from fedloom.strategies.exact.partial import Partial
 
 CHECKPOINT_EVERY = 16
@@ -28,11 +29,23 @@ CHECKPOINT_EVERY = 16
 TOGETHER = 8
 """Most updates that are folded together: a block of the sum is in the cache for all of them."""
 
+PATIENCE_S = 0.5
+"""Seconds for which an update waits for others to be folded together, while its round is open."""
+
+_SHARED_BYTES = 16 << 20
+"""Bytes of updates from which several threads fold them."""
+
 
 def factor(spec: RunSpec, staleness: int) -> float:
     """The factor of an update's deltas, from 0 to 1; below 1 for a stale one in a buffer."""
     config = spec.buffer_config()
     return 1.0 if config is None else config.staleness(staleness)
+
+
+def in_threads(helpers: Thread, updates: Iterable[UpdateFile]) -> ForEach | None:
+    """Return what folds the tensors of large updates in these threads; None for small ones."""
+    size_bytes = sum(each.header.size_bytes for each in updates)
+    return helpers.wait_all if size_bytes >= _SHARED_BYTES else None
 
 
 class Folder:
@@ -44,11 +57,12 @@ class Folder:
         self.unsaved: list[str] = []
         self._is_whole = True  # no update was added in part
 
-    def fold(self, updates: Mapping[str, UpdateFile]) -> None:
+    def fold(self, updates: Mapping[str, UpdateFile], for_each: ForEach | None = None) -> None:
         """Add accepted updates, at most `MOST_ADDENDS`; adding one again changes nothing.
 
         Args:
             updates: by their senders.
+            for_each: see `add_updates`.
 
         Raises:
             IntegrityError: a file is not as its header says, or an earlier call failed: the sum may
@@ -62,7 +76,7 @@ class Folder:
             if header.HasField("site"):
                 add_site_sum(self.partial, path, header)
         of_devices = [each for each in with_tensors if not each.header.HasField("site")]
-        add_updates(self.partial, of_devices)
+        add_updates(self.partial, of_devices, for_each)
         self.unsaved += [each.path.name for each in with_tensors]
         self.folded.update(new)
         self._is_whole = True

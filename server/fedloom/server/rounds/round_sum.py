@@ -94,7 +94,11 @@ class RoundSum:
         self._folder = fold.Folder(self._empty(), set())
         self._folding = BackgroundTasks()
         self._fold_together: Grouped[_Waiting, list[str]] = Grouped(
-            context.in_fold, self._fold_in_thread, most=fold.TOGETHER, until_cancelled=True
+            context.in_fold,
+            self._fold_in_thread,
+            most=fold.TOGETHER,
+            until_cancelled=True,
+            patience_s=fold.PATIENCE_S,
         )
         self._error: Exception | None = None
         self._finishing = False
@@ -154,7 +158,8 @@ class RoundSum:
             for each in new.values():
                 span = self._context.tracer.span("fold", each.above, client=each.client)
                 spans.enter_context(span)
-            self._folder.fold(updates)
+            for_each = fold.in_threads(self._context.in_fold_helpers, updates.values())
+            self._folder.fold(updates, for_each)
         for _ in new:
             crossing("fold.after")
         due = self._folder.is_checkpoint_due
@@ -183,6 +188,7 @@ class RoundSum:
                     self._context.spool.drop_copy(update.file)  # of an upload that began here
         for update in accepted:
             self.add(update.client, update.file, update.staleness or 0)
+        self._fold_together.hurry()
         await self._folding.settled()
         if self._error is not None:
             raise self._error

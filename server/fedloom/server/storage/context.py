@@ -1,5 +1,6 @@
 """The context of storage: the ledger, the files, and their threads."""
 
+import os
 from dataclasses import dataclass, field
 
 from fedloom.server.ledger import Ledger
@@ -7,6 +8,9 @@ from fedloom.server.storage.model_store import ModelStore
 from fedloom.server.storage.objects.remote import RemoteStorage
 from fedloom.server.storage.spool import Spool
 from fedloom.server.threads import Thread
+
+FOLD_HELPERS = min(4, os.cpu_count() or 1)
+"""More threads would wait for memory."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -17,6 +21,7 @@ class StorageContext:
         in_ledger: one thread for the ledger's methods, so its transactions are sequential.
         in_reader: threads for the ledger reads of pages and routes, so that they delay no round.
         in_fold: one thread for calls that change a round's sum.
+        in_fold_helpers: threads that `in_fold` waits for.
         in_disk: threads for syncs and file copies.
         remote: the object store of models and updates; None where they are in files.
     """
@@ -27,8 +32,8 @@ class StorageContext:
     in_ledger: Thread = field(default_factory=lambda: Thread("ledger"))
     in_reader: Thread = field(default_factory=lambda: Thread("reader", 2))
     in_fold: Thread = field(default_factory=lambda: Thread("fold"))
+    in_fold_helpers: Thread = field(default_factory=lambda: Thread("fold-helper", FOLD_HELPERS))
     in_disk: Thread = field(default_factory=lambda: Thread("disk", 4))
-
     remote: RemoteStorage | None = None
 
     @property
@@ -46,7 +51,7 @@ class StorageContext:
         """End the threads, then close the database."""
         if self.remote is not None:
             self.remote.objects.close()
-        for thread in (self.in_reader, self.in_fold, self.in_disk):
+        for thread in (self.in_reader, self.in_fold, self.in_fold_helpers, self.in_disk):
             thread.close()
         if self.remote is not None:
             self.remote.close()

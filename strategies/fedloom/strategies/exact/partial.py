@@ -190,7 +190,8 @@ class _Entry:
 class Partial:
     """The sum of some of a round's updates, closed under `+`.
 
-    Not safe for concurrent `add` on one key; different keys may be folded in different threads.
+    Not safe for concurrent `add` on one key. Threads may add to different keys of an exact partial,
+    but not of a narrow one, which counts the values of all keys.
 
     Args:
         specs: the tensors that updates may hold.
