@@ -19,15 +19,18 @@ class Event(NamedTuple):
         begin: by the monotonic clock, which all processes of a machine share.
         end: likewise.
         cpu_s: seconds of CPU time without watched calls within it.
+        process_cpu_s: seconds of CPU time of the whole process, until its end.
     """
 
     name: str
     begin: float
     end: float
     cpu_s: float
+    process_cpu_s: float
 
     def line(self):
-        return f"{self.name}\t{self.begin:.6f}\t{self.end:.6f}\t{self.cpu_s:.6f}\n"
+        numbers = "\t".join(f"{number:.6f}" for number in self[1:])
+        return f"{self.name}\t{numbers}\n"
 
     @classmethod
     def of_line(cls, line):
@@ -47,7 +50,8 @@ def watch(owner, name, file, label=""):
             return call(*args, **kwargs)
         finally:
             cpu = time.thread_time() - cpu
-            event = Event(label or name, begin, time.monotonic(), cpu - _open.within)
+            own, whole = cpu - _open.within, time.process_time()
+            event = Event(label or name, begin, time.monotonic(), own, whole)
             _open.within = above + cpu
             file.write(event.line())
 

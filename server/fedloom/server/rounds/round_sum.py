@@ -1,4 +1,4 @@
-"""The sum of one round: updates are folded as they are accepted, in a thread of the fold.
+"""The sum of one round: updates are folded in groups while others arrive, in a thread of the fold.
 
 An aggregation that needs each update folds nothing: the files are kept until the round is over,
 and are read in blocks when it closes.
