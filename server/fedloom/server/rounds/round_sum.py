@@ -253,7 +253,8 @@ class RoundSum:
         return SpoolUpdates(limits.sums(self._plan.spec, self._plan.manifest), stored)
 
     async def abandon(self) -> None:
-        """Nothing: the sum of a round without a result is not used."""
+        """Fold nothing more: the sum is not used, and the files of updates that wait are freed."""
+        await self.stop()
 
     def clean(self, files: Iterable[str] | None = None) -> None:
         """Delete the checkpoint and the spool files of a round that is over.
