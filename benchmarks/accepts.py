@@ -81,7 +81,8 @@ def measure(arguments, directory):
         "cohort": cohort,
         "train": {"steps": 1, "learning_rate": 1.0},
     }
-    with deployed(names) as deployment:
+    fast = {"max_fast_transfers": arguments.fast} if arguments.fast else {}
+    with deployed(names, **fast) as deployment:
         pipes, processes = [], []
         for number in range(arguments.processes):
             here, there = SPAWN.Pipe(duplex=False)
@@ -116,6 +117,7 @@ def main():
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--values", type=int, default=250_000, help="float32 of the model")
     parser.add_argument("--rounds", type=int, default=10, help="after one that warms up")
+    parser.add_argument("--fast", type=int, help="max_fast_transfers of the server")
     parser.add_argument("--processes", type=int, default=2, help="of the clients")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

@@ -221,6 +221,40 @@ async def endless(call):
         await call.write(bytes(1 << 20))
 
 
+def brings(*messages):
+    """Welcomes the client, offers round 1 and says that the model follows; then other messages."""
+    task = fleet_pb2.ServerMessage.FromString(offer(model()))
+    task.model_follows = True
+    return says(welcome(), task.SerializeToString(), *messages)
+
+
+MODELS = {
+    "the end": brings(),
+    "nothing": brings(b""),
+    "garbage": brings(GARBAGE),
+    "another model": brings(model(1.0)),
+    "a message": brings(welcome()),
+    "the longest message": brings(bytes(methods.MAX_MESSAGE_BYTES)),
+}
+
+
+@pytest.mark.parametrize("answer", MODELS.values(), ids=MODELS)
+def test_no_model_with_an_offer_ends_an_agent(tmp_path, answer):
+    """It downloads the model instead."""
+    entries = survives(tmp_path, attend=[answer])
+    assert not [entry for entry in entries if entry["event"] in ("failed", "declined")]
+
+
+def test_a_model_with_its_offer_is_not_downloaded(tmp_path):
+    """Not even if the stream ends just after it."""
+
+    async def never(call):
+        raise AssertionError("it was downloaded")
+
+    entries = survives(tmp_path, attend=[brings(model())], download=[never] * 9)
+    assert {entry["event"] for entry in entries} == {"sent", "accepted"}
+
+
 def test_an_endless_download_is_ended(tmp_path):
     """Also one of empty messages."""
     lies = [empty_without_end, endless, says(GARBAGE)]

@@ -88,7 +88,7 @@ def test_other_files_do_not_count_for_a_members_task(tmp_path):
             assert records.find((round_.run, 1), "mallory").bytes_down == 0
             for times in (1, 2, 3):
                 (found,) = federation.server.runs.open_rounds
-                _, needed = found.downloading("mallory", arena.model, resumed=False)
+                _, needed = found.record_of("mallory", arena.model)
                 assert needed == (times < 3)
                 await check_whole(channel, arena.model)
                 assert records.find((round_.run, 1), "mallory").bytes_down == times * size

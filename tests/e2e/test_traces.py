@@ -13,6 +13,7 @@ from fedloom.client.config import load
 from fedloom.protocol import tracing
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tracing import Tracing
+from fedloom.protocol.transport import methods
 from fedloom.server import config
 from support.agents import Adder, Agents, submit, until
 from support.collector import Collector
@@ -61,7 +62,8 @@ def collector(tmp_path_factory):
                 path = directory / name / "client.toml"
                 processes.append(_process(path, collector.endpoint))
             await until(lambda: len(federation.contexts.fleet) == 2)
-            params = {"b": np.zeros(3, np.float32)}
+            # Too large to come with its offer.
+            params = {"b": np.zeros(methods.OFFERED_MODEL_BYTES // 4, np.float32)}
             run = await submit(federation, params, rounds=2, cohort={"goal": 2, "quorum": 2})
             await federation.ended(run)
             for process in processes:

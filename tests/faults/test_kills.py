@@ -20,6 +20,8 @@ PLACES = {
     "client.upload.sent": 1,
     "client.upload.accepted": 1,
 }
+LARGE, SMALL = 3 << 20, 1000
+"""Values of models that are downloaded, and that come with their offers."""
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +32,12 @@ def stage(tmp_path_factory):
         yield stage
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_killed_agent_takes_part_in_this_round_and_the_next(stage, place):
+@pytest.mark.parametrize(
+    ("place", "size"), [*((place, LARGE) for place in PLACES), ("client.download.whole", SMALL)]
+)
+def test_a_killed_agent_takes_part_in_this_round_and_the_next(stage, place, size):
     """SIGKILL at a named place: both rounds have both updates and the computed bits."""
-    initial = model(3 << 20, seed=len(place) + sorted(PLACES).index(place) * 100)
+    initial = model(size, seed=len(place) + sorted(PLACES).index(place) * 100)
     stage.start("ann", FEDLOOM_KILL=f"{place}:{PLACES[place]}")
     stage.online(2)
     run = stage.submit(initial)

@@ -71,7 +71,7 @@ def test_a_task_that_is_cancelled_while_it_writes_leaves_the_stream_of_offers(tm
                 heard = await stream.read()
         finally:
             await server.stop(None)
-        assert heard == WITHDRAW
+        assert fleet_pb2.ServerMessage.FromString(heard) == WITHDRAW
         assert len(handler.read) == number
 
     asyncio.run(play())

@@ -9,7 +9,9 @@ import pytest
 from fedloom.client.state import store as store_module
 from fedloom.client.state.partial_download import PartialDownload
 from fedloom.client.state.store import KEEP_MODELS, ClientStore
+from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.tensors.container import read_params, write_file
+from fedloom.protocol.v1 import fleet_pb2
 
 BODY = bytes(range(256)) * 40
 
@@ -100,3 +102,32 @@ def test_a_model_in_use_is_not_the_oldest(tmp_path):
     assert store.has_model(used)
     receive(store, BODY + b"y")
     assert (store.has_model(used), store.has_model(other)) == (True, False)
+
+
+@pytest.mark.parametrize("received", [0, 1500, len(BODY)])
+def test_a_model_that_came_with_its_offer_replaces_a_download_of_it(tmp_path, received):
+    """Whatever an interrupted download has left, also bytes that are not the model's."""
+    store = ClientStore(tmp_path)
+    model = fleet_pb2.ModelRef(digest=hashlib.sha256(BODY).hexdigest(), size_bytes=len(BODY))
+    part = store.receive_model(model.digest, len(BODY))
+    part.append(bytes(received))
+    os.close(part._handle)  # as a kill leaves it
+    store.keep_model(model, BODY)
+    assert store.model_path(model.digest).read_bytes() == BODY
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [
+        f"{model.digest}.safetensors"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "size_bytes"),
+    [(BODY[:-1], len(BODY)), (BODY + b"x", len(BODY)), (BODY[::-1], len(BODY)), (BODY, 7)],
+    ids=["shorter", "longer", "other bytes", "another size in the offer"],
+)
+def test_other_bytes_than_the_offered_model_are_not_kept(tmp_path, content, size_bytes):
+    store = ClientStore(tmp_path)
+    model = fleet_pb2.ModelRef(digest=hashlib.sha256(BODY).hexdigest(), size_bytes=size_bytes)
+    with pytest.raises(IntegrityError, match="got other bytes"):
+        store.keep_model(model, content)
+    assert not store.has_model(model.digest)
+    assert list((tmp_path / "models").iterdir()) == []

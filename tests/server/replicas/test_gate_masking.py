@@ -71,7 +71,7 @@ def test_a_gate_derives_the_sessions_of_the_driver(tmp_path, case):
             wanted = told.ready_list
             path = await gate.file_for(device.name, wanted.digest)
             assert hashlib.sha256(path.read_bytes()).hexdigest() == wanted.digest
-            assert gate.downloading(device.name, wanted.digest, resumed=False)[1]
+            assert gate.record_of(device.name, wanted.digest)[1]
             assert await gate.file_for("eve", wanted.digest) is None
             other = fleet_pb2.UpdateHeader.FromString(header.SerializeToString())
             other.masking_session = bytes(32)

@@ -30,12 +30,13 @@ from fedloom.client.agent.training_thread import TrainingThread
 from fedloom.client.api import Client
 from fedloom.client.budgets import BudgetGate, Budgets, machine
 from fedloom.client.conditions import ConditionGate
+from fedloom.client.conditions.settings import Conditions
 from fedloom.client.config import ClientConfig, load
 from fedloom.client.gates import Gate
 from fedloom.client.identity.renew import Renewal
 from fedloom.client.network import transfer
-from fedloom.client.network.connection import JITTER, Connection, UnreadableError, unreadable
-from fedloom.client.owner.policy import PolicyFile
+from fedloom.client.network.connection import JITTER, Connection, UnreadableError, parsed
+from fedloom.client.owner.policy import Policy, PolicyFile
 from fedloom.client.owner.policy_gate import PolicyGate
 from fedloom.client.state.health_file import HealthFile, keep_watchdog
 from fedloom.client.state.process_lock import only_agent
@@ -87,10 +88,11 @@ class Agent:
     ) -> None:
         self._config = config
         self._store = ClientStore(config.state_dir)
-        self._connection = Connection(config, self._store)
+        self._connection = Connection(config, self._store, self._takes_bytes)
         chunks = Chunks(config.chunk_bytes)
         conditions = ConditionGate(config.conditions)
-        policy = PolicyFile(config.policy)
+        policy = self._policy = PolicyFile(config.policy)
+        self._has_gates = bool(gates)
         self._device = DeviceReporter(policy, self._connection, self._store.journal)
         tracer = tracing.tracer(config.tracing.endpoint, "fedloom-client")
         self._runner = (
@@ -127,6 +129,18 @@ class Agent:
 
     def _resident_bytes(self) -> int:
         return machine.resident_bytes() + self._runner.memory_bytes()
+
+    def _takes_bytes(self) -> int:
+        """The largest model to take with an offer: none if rules of this device may decline it."""
+        config = self._config
+        if self._has_gates or config.conditions != Conditions():
+            return 0
+        if config.budgets.download_mbit_s is not None:
+            return 0
+        try:
+            return methods.OFFERED_MODEL_BYTES if self._policy.current() == Policy() else 0
+        except UsageError:
+            return 0
 
     async def run(self) -> None:
         """Run until cancelled.
@@ -276,15 +290,16 @@ class Agent:
                     task.cancel()
 
     async def _listen(self, stream: Any, beside: list[asyncio.Task[None]]) -> None:
-        while (message := await stream.read()) is not grpc.aio.EOF:
-            if message is None:
-                raise unreadable(self._config.server)
+        while (raw := await stream.read()) is not grpc.aio.EOF:
+            message = parsed(raw, self._config.server)
+            model = await self._model(stream) if message.model_follows else b""
             match message.WhichOneof("kind"):
                 case "offer":
-                    await self._tasks.asked(message.offer.key, message.offer, message.traceparent)
+                    offer = message.offer
+                    await self._tasks.asked(offer.key, offer, message.traceparent, model)
                 case "signed_offer":
                     signed = message.signed_offer
-                    await self._tasks.asked(signed.task, signed, message.traceparent)
+                    await self._tasks.asked(signed.task, signed, message.traceparent, model)
                 case "withdraw":
                     self._tasks.withdrawn(message.withdraw)
                 case "masking":
@@ -296,7 +311,15 @@ class Agent:
                     beside.append(asyncio.ensure_future(self._leave_when_idle(stream, next_s)))
                 case _:
                     log.debug("ignored a message of an unknown kind")
+            del raw, model  # an idle client keeps no model in memory
         raise await transfer.failure(stream, self._config.server)
+
+    async def _model(self, stream: Any) -> bytes:
+        """The model that follows its offer."""
+        model = await stream.read()
+        if model is grpc.aio.EOF:
+            raise await transfer.failure(stream, self._config.server)
+        return bytes(model)
 
 
 def run(client: Client, config: str | Path = "client.toml", gates: Sequence[Gate] = ()) -> None:

@@ -49,19 +49,35 @@ class ModelDownloads:
         self._tracer = tracer
         self._refused = refused
 
-    async def obtain(self, offer: fleet_pb2.Task) -> None:
+    async def obtain(self, offer: fleet_pb2.Task, model: bytes = b"") -> None:
         """Have all models of an offer in the store, whole and checked.
+
+        Args:
+            offer: of the task.
+            model: of the offer, if it came with it.
 
         Raises:
             UnfitError: one cannot be used, or has no room.
             Refusal: the server does not give it.
         """
+        if model:
+            await off_loop(len(model), self._keep, offer, model)
         await self._advance(offer)
-        for model in (m for m in (offer.model, offer.received) if m.digest):
-            size_bytes = model.size_bytes
-            if not await off_loop(size_bytes, self._store.has_model, model.digest):
-                await self._fetch(model)
-            await off_loop(size_bytes, self._store.check, model.digest, model is offer.model)
+        for wanted in (m for m in (offer.model, offer.received) if m.digest):
+            size_bytes, digest = wanted.size_bytes, wanted.digest
+            if not await off_loop(size_bytes, self._store.has_model, digest):
+                await self._fetch(wanted)
+            await off_loop(size_bytes, self._store.check, digest, wanted is offer.model)
+
+    def _keep(self, offer: fleet_pb2.Task, model: bytes) -> None:
+        """Store a model that came with its offer; if the bytes are others, it is downloaded."""
+        if self._store.has_model(offer.model.digest):
+            return
+        check_room(self._store.directory, len(model))
+        try:
+            self._store.keep_model(offer.model, model)
+        except IntegrityError as error:
+            self._refused(offer.key, f"{error} It is downloaded instead.")
 
     async def _advance(self, offer: fleet_pb2.Task) -> None:
         """Make the offered model from one that is here, where differences lead to it.

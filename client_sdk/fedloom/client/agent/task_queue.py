@@ -110,6 +110,7 @@ class TaskQueue:
         self._work: dict[TaskId, asyncio.Task[None]] = {}
         self._tasks: dict[TaskId, Task] = {}
         self._tries: dict[TaskId, int] = {}
+        self._models: dict[TaskId, bytes] = {}  # that came with offers, until they are stored
         self._turn = asyncio.Lock()
         self.idle, self.busy = asyncio.Event(), asyncio.Event()
         self.idle.set()
@@ -124,11 +125,19 @@ class TaskQueue:
         key: fleet_pb2.TaskKey,
         offer: fleet_pb2.Task | fleet_pb2.SignedOffer,
         traceparent: str = "",
+        model: bytes = b"",
     ) -> None:
-        """Accept an offer, or decline it with a reason."""
+        """Accept an offer, or decline it with a reason.
+
+        Args:
+            key: of its task.
+            offer: as it came.
+            traceparent: of the round.
+            model: that came with it; b"" for none.
+        """
         try:
             with tracing.under(tracing.checked(traceparent)):
-                await self._offered(self._verified(offer))
+                await self._offered(self._verified(offer), model)
         except Refusal as refusal:
             self._refused(key, f"an offer: {refusal.code}: {refusal}")
             if (key.run, key.round) not in self._work:  # the key of an unverified offer is no proof
@@ -164,7 +173,7 @@ class TaskQueue:
             raise unsigned()
         return offer
 
-    async def _offered(self, offer: fleet_pb2.Task) -> None:
+    async def _offered(self, offer: fleet_pb2.Task, model: bytes) -> None:
         key = (offer.key.run, offer.key.round)
         if self._is_running(key) and offer.masking.attempt > self._tries[key]:
             await self._masked.settled(key)
@@ -187,6 +196,7 @@ class TaskQueue:
             task = replace(task, checkpoints=checkpoints)
             self._tasks[key] = task
             self._tries[key] = offer.masking.attempt
+            self._models[key] = model
             self._start(key, self._traced(offer, task))
         await self._reply(offer.key)
 
@@ -234,6 +244,7 @@ class TaskQueue:
         self._work.pop(key, None)
         self._tasks.pop(key, None)
         self._tries.pop(key, None)
+        self._models.pop(key, None)
         if not self._work:
             self.busy.clear()
             self.idle.set()
@@ -452,7 +463,7 @@ class TaskQueue:
             return unsent
         async with self._turn:  # a withdrawn task's code may still be running
             self._store.remove_other_rounds(self._work)
-            await self._downloads.obtain(offer)
+            await self._downloads.obtain(offer, self._models.pop((task.run, task.round), b""))
             if masked:
                 await self._masked.begin(offer)
             policy = self._rules.policy.current()

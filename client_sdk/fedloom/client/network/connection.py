@@ -15,6 +15,7 @@ from random import SystemRandom
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from fedloom.client.config import ClientConfig
 from fedloom.client.network import transfer
@@ -55,16 +56,30 @@ of over a megabyte for each open connection that was once fast."""
 
 
 class UnreadableError(UnavailableError):
-    """The server sent bytes that are not a message; gRPC returns None for them."""
+    """The server sent bytes that are not a message."""
 
 
-def unreadable(server: str) -> UnreadableError:
-    """The error for bytes that are not a message."""
-    return UnreadableError(f"Expected messages from {server}, got bytes that are not a message.")
+def parsed(raw: bytes, server: str) -> fleet_pb2.ServerMessage:
+    """A message of the server's stream.
+
+    Raises:
+        UnreadableError: the bytes are none.
+    """
+    try:
+        return fleet_pb2.ServerMessage.FromString(raw)
+    except DecodeError:
+        what = f"Expected messages from {server}, got bytes that are not a message."
+        raise UnreadableError(what) from None
 
 
 class Connection:
     """How one client reaches its server.
+
+    Args:
+        config: of the client.
+        store: of its identity.
+        takes_bytes: the size of the largest model that the server may send with an offer, bytes;
+            asked for each stream.
 
     Attributes:
         name: of the client, from its certificate.
@@ -74,9 +89,12 @@ class Connection:
         device_every_s: interval at which the server takes readings of the device; 0 for none.
     """
 
-    def __init__(self, config: ClientConfig, store: ClientStore) -> None:
+    def __init__(
+        self, config: ClientConfig, store: ClientStore, takes_bytes: Callable[[], int] = lambda: 0
+    ) -> None:
         self._config = config
         self._store = store
+        self._takes_bytes = takes_bytes
         self.name = config.plaintext
         self.trust: Trust | None = None
         self.connected = asyncio.Event()
@@ -105,10 +123,8 @@ class Connection:
         """A channel with the stream of offers; its transfers end with it."""
         async with self.open_channel() as channel:
             self._channel = channel
-            stream = channel.stream_stream(
-                methods.ATTEND,
-                request_serializer=fleet_pb2.ClientMessage.SerializeToString,
-                response_deserializer=fleet_pb2.ServerMessage.FromString,
+            stream: Any = channel.stream_stream(
+                methods.ATTEND, request_serializer=fleet_pb2.ClientMessage.SerializeToString
             )(metadata=self.metadata)
             try:
                 yield channel, stream
@@ -144,22 +160,25 @@ class Connection:
             labels=self._config.labels,
             nonce=b"" if self.trust is None else self.trust.begin(),
             check_in=self._config.checks_in,
+            model_bytes=self._takes_bytes(),
         )
         try:
             async with asyncio.timeout(CONNECT_S):
                 await stream.write(fleet_pb2.ClientMessage(hello=hello))
-                welcome = await stream.read()
+                raw = await stream.read()
         except TimeoutError:
             raise UnavailableError(
                 f"{self.server} did not answer within {CONNECT_S:.0f} s."
             ) from None
-        if welcome is None:
-            raise unreadable(self.server)
-        if welcome is grpc.aio.EOF or welcome.WhichOneof("kind") != "welcome":
+        if raw is grpc.aio.EOF:
             raise await transfer.failure(stream, self.server)
-        self.set_server_time(welcome.welcome.unix_time)
-        self.device_every_s = welcome.welcome.device_every_s
-        log.info("%s attends %s", self.name, printable(welcome.welcome.federation))
+        message = parsed(raw, self.server)
+        if message.WhichOneof("kind") != "welcome":
+            raise await transfer.failure(stream, self.server)
+        welcome = message.welcome
+        self.set_server_time(welcome.unix_time)
+        self.device_every_s = welcome.device_every_s
+        log.info("%s attends %s", self.name, printable(welcome.federation))
         self._stream = stream
         self.greeted = True
         self.connected.set()

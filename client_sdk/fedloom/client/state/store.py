@@ -201,6 +201,22 @@ class ClientStore:
             self._verified.discard(reuse.stem)
         return PartialDownload(self._part_path(digest), size_bytes, reuse)
 
+    def keep_model(self, model: fleet_pb2.ModelRef, content: bytes) -> None:
+        """Store a whole model.
+
+        Raises:
+            IntegrityError: these are other bytes.
+        """
+        same = len(content) == model.size_bytes
+        if not same or hashlib.sha256(content).hexdigest() != model.digest:
+            raise IntegrityError(f"Expected the model {model.digest[:12]}, got other bytes.")
+        part = self.receive_model(model.digest, model.size_bytes)
+        part.received = 0  # of an earlier download, which was interrupted
+        part.append(content)
+        part.close()
+        crossing("client.download.whole")
+        self.adopt_model(model.digest)
+
     def _part_path(self, digest: str) -> Path:
         return self._models / f"{digest}.part"
 

@@ -36,6 +36,9 @@ CHUNK_BYTES: Final = 1 << 20
 
 MAX_MESSAGE_BYTES: Final = 2 * CHUNK_BYTES
 
+OFFERED_MODEL_BYTES: Final = 512 << 10
+"""Largest model that is sent with its offer: later messages of the stream wait behind it."""
+
 MEASURE_HEAD: Final = struct.Struct(">I")
 """Start of a Measure request: bytes to send back, at most `CHUNK_BYTES`; padding follows."""
 MEASURE_REPLY: Final = struct.Struct(">d")

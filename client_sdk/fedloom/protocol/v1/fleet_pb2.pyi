@@ -69,7 +69,7 @@ class ClientMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., offer_reply: _Optional[_Union[OfferReply, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., device: _Optional[_Union[DeviceReport, _Mapping]] = ..., masking: _Optional[_Union[MaskingMessage, _Mapping]] = ..., site: _Optional[_Union[SiteRuns, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_versions", "client", "sdk_version", "labels", "nonce", "check_in")
+    __slots__ = ("protocol_versions", "client", "sdk_version", "labels", "nonce", "check_in", "model_bytes")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -83,13 +83,15 @@ class Hello(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     CHECK_IN_FIELD_NUMBER: _ClassVar[int]
+    MODEL_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol_versions: _containers.RepeatedScalarFieldContainer[int]
     client: str
     sdk_version: str
     labels: _containers.ScalarMap[str, str]
     nonce: bytes
     check_in: bool
-    def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., sdk_version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., nonce: _Optional[bytes] = ..., check_in: _Optional[bool] = ...) -> None: ...
+    model_bytes: int
+    def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., sdk_version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., nonce: _Optional[bytes] = ..., check_in: _Optional[bool] = ..., model_bytes: _Optional[int] = ...) -> None: ...
 
 class OfferReply(_message.Message):
     __slots__ = ("task", "accepted", "reason", "again_s")
@@ -158,7 +160,7 @@ class Gpu(_message.Message):
     def __init__(self, name: _Optional[str] = ..., busy: _Optional[float] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., temperature: _Optional[float] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "offer", "withdraw", "signed_offer", "masking", "site", "goodbye", "traceparent")
+    __slots__ = ("welcome", "offer", "withdraw", "signed_offer", "masking", "site", "goodbye", "traceparent", "model_follows")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     WITHDRAW_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +169,7 @@ class ServerMessage(_message.Message):
     SITE_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     offer: Task
     withdraw: Withdraw
@@ -175,7 +178,8 @@ class ServerMessage(_message.Message):
     site: SiteVerdict
     goodbye: Goodbye
     traceparent: str
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[_Union[Task, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., signed_offer: _Optional[_Union[SignedOffer, _Mapping]] = ..., masking: _Optional[_Union[MaskingStep, _Mapping]] = ..., site: _Optional[_Union[SiteVerdict, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    model_follows: bool
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[_Union[Task, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., signed_offer: _Optional[_Union[SignedOffer, _Mapping]] = ..., masking: _Optional[_Union[MaskingStep, _Mapping]] = ..., site: _Optional[_Union[SiteVerdict, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., traceparent: _Optional[str] = ..., model_follows: _Optional[bool] = ...) -> None: ...
 
 class SignedOffer(_message.Message):
     __slots__ = ("statement", "signature", "task")

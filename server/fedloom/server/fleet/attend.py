@@ -16,6 +16,7 @@ from fedloom.protocol.version import NONCE_SINCE, __version__
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named, check_version
 from fedloom.server.fleet.context import FleetContext
+from fedloom.server.fleet.offered_models import OfferedModels
 from fedloom.server.fleet.sessions import Call, Session
 from fedloom.server.metrics.log_buffer import about
 
@@ -53,8 +54,9 @@ class Attending:
         num_streams: those that are open.
     """
 
-    def __init__(self, server: FleetContext, desk: StreamDesk) -> None:
+    def __init__(self, server: FleetContext, desk: StreamDesk, models: OfferedModels) -> None:
         self._server = server
+        self._models = models
         self._desk = desk
         self.num_streams = 0
 
@@ -74,7 +76,8 @@ class Attending:
                 f"Expected a nonce of {NONCE_BYTES} bytes in hello, got {len(hello.nonce)}.",
             )
         nonce = hello.nonce if version >= NONCE_SINCE else b""
-        session = Session(call, context.write, nonce, checks_in=hello.check_in)
+        send = self._models.sender(client, context, hello.model_bytes)
+        session = Session(call, send, nonce, checks_in=hello.check_in)
         welcome = fleet_pb2.Welcome(
             protocol_version=version,
             federation=self._server.config.federation,

@@ -44,9 +44,8 @@ class Downloads:
             raise Refusal(
                 Code.UNKNOWN_MODEL, f"Expected a model of this server, got {request.digest!r}."
             )
-        seen, needed = self._rounds.downloading(
-            call.client, request.digest, resumed=request.offset > 0
-        )
+        seen, needed = self._rounds.record_of(call.client, request.digest)
+        seen.downloading(resumed=request.offset > 0)
         slots = server.downloads if needed else server.extra_downloads
         async with slots.enter(call) as transfer:
             whole = await self._send(listed, request, context, transfer, seen, is_extra=not needed)

@@ -83,5 +83,5 @@ class ReportingRounds(Protocol):
     async def file_for(self, client: str, digest: str) -> Path | None:
         """A file other than a model that this client may download; None if there is none."""
 
-    def downloading(self, client: str, digest: str, *, resumed: bool) -> tuple[Record, bool]:
-        """A client downloads a file; returns the record that counts it, and whether it needs it."""
+    def record_of(self, client: str, digest: str) -> tuple[Record, bool]:
+        """The record that counts a file that a client is sent, and whether the client needs it."""

@@ -19,6 +19,7 @@ from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import Calls
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.download import Downloads
+from fedloom.server.fleet.offered_models import OfferedModels
 from fedloom.server.fleet.promoted_model import promoted
 from fedloom.server.fleet.reporting_rounds import ReportingRounds
 from fedloom.server.fleet.upload import Uploads
@@ -48,7 +49,7 @@ class FleetService:
         self._server = server
         self._authority = authority
         self._calls = Calls(server, plaintext=authority is None)
-        self._attending = Attending(server, desk)
+        self._attending = Attending(server, desk, OfferedModels(server, rounds))
         self._downloads = Downloads(server, rounds, self._calls)
         self._uploads = Uploads(server, rounds)
 
@@ -61,7 +62,7 @@ class FleetService:
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         issued = enrolment_pb2.IssuedCertificate.SerializeToString
         served: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            "Attend": stream(self.attend, None, fleet_pb2.ServerMessage.SerializeToString),
+            "Attend": stream(self.attend, None, _serialised),
             "Renew": unary(self.renew, None, issued),
             "Leave": unary(self.leave, None, fleet_pb2.LeaveReply.SerializeToString),
             "Promoted": unary(self.promoted, None, fleet_pb2.PromotedReply.SerializeToString),
@@ -139,3 +140,8 @@ class FleetService:
             request = methods.parse(fleet_pb2.PromotedRequest, raw)
             return await promoted(self._server, request.run)
         raise AssertionError("aborted")
+
+
+def _serialised(message: fleet_pb2.ServerMessage | bytes) -> bytes:
+    """What is sent on a stream: messages, and models as they are."""
+    return message if isinstance(message, bytes) else message.SerializeToString()

@@ -393,13 +393,13 @@ class GateRounds:
                 return found
         return None
 
-    def downloading(self, client: str, digest: str, *, resumed: bool) -> tuple[Record, bool]:
-        """A client downloads a file; what an open round offers is needed."""
+    def record_of(self, client: str, digest: str) -> tuple[Record, bool]:
+        """The record that counts a file that a client is sent, and whether a round offers it."""
         records, key = self._server.records, self._offering(digest)
         if key is None:
             return Record(), self._masking.lists(client, digest)
         records.offered(key, client, again=False)
-        return records.downloading(key, client, resumed=resumed), True
+        return records.find(key, client) or Record(), True
 
 
 class GateRound:

@@ -329,10 +329,10 @@ class Runs:
         found = (each.file_for(client, digest) for each in self.open_rounds)
         return next((path for path in found if path is not None), None)
 
-    def downloading(self, client: str, digest: str, *, resumed: bool) -> tuple[Record, bool]:
-        """A client downloads a file; returns the record that counts it, and whether it needs it."""
+    def record_of(self, client: str, digest: str) -> tuple[Record, bool]:
+        """The record that counts a file that a client is sent, and whether the client needs it."""
         for driver in self.open_rounds:
-            if (found := driver.downloading(client, digest, resumed=resumed)) is not None:
+            if (found := driver.record_of(client, digest)) is not None:
                 return found
         return Record(), False
 

@@ -32,6 +32,7 @@ class Record:
         download_began_at: of the model or of another file; None if it had all of them.
         download_ended_at: of the last file.
         training_began_at: when it had all files, or reported that it trains.
+        given_at: when its model had been sent with its offer; not stored.
         upload_began_at: when its header was accepted.
         upload_ended_at: when its body was complete and on disk.
         ended_at: when it was accepted or refused, failed, declined, or was given up.
@@ -56,14 +57,25 @@ class Record:
     code: str | None = None
     reason: str | None = None
     phase: str | None = None
+    given_at: float | None = None
+
+    def downloading(self, *, resumed: bool) -> None:
+        """It downloads a file, or the rest of one."""
+        self.download_began_at = self.download_began_at or time.time()
+        self.retries += resumed
 
     def downloaded(self) -> None:
         """Its download is complete."""
         self.download_ended_at = self.training_began_at = time.time()
 
+    def given(self, size_bytes: int) -> None:
+        """It has been sent its model with its offer."""
+        self.bytes_down += size_bytes
+        self.given_at = time.time()
+
     def stored(self) -> dict[str, Any]:
         """Its columns without None; the ledger keeps its values for those."""
-        seen = ((name, getattr(self, name)) for name in self.__slots__)
+        seen = ((name, getattr(self, name)) for name in self.__slots__ if name != "given_at")
         return {name: value for name, value in seen if value is not None}
 
 
@@ -90,15 +102,8 @@ class Records:
         """A member accepted its offer."""
         if record := self.find(key, client):
             record.took_at = record.took_at or time.time()
-
-    def downloading(self, key: Key, client: str, *, resumed: bool) -> Record:
-        """A client downloads; returns the record that counts the bytes (unused without a round)."""
-        record = self.find(key, client)
-        if record is None:
-            return Record()
-        record.download_began_at = record.download_began_at or time.time()
-        record.retries += resumed
-        return record
+            if record.given_at:
+                record.training_began_at = record.training_began_at or record.took_at
 
     def training(self, key: Key, client: str) -> None:
         """A member reports that it trains."""
@@ -113,7 +118,8 @@ class Records:
         record.retries += record.upload_began_at is not None
         now = time.time()
         record.upload_began_at = record.upload_began_at or now
-        record.training_began_at = record.training_began_at or record.took_at or now
+        began = record.training_began_at or record.took_at or record.given_at
+        record.training_began_at = began or now
         return record
 
     def refused(self, key: Key, client: str, code: str, words: str) -> None:

@@ -526,8 +526,8 @@ class RoundDriver:
         """Whether a task offers the file of this digest: a model or a difference."""
         return self.tasks.names(digest)
 
-    def downloading(self, client: str, digest: str, *, resumed: bool) -> tuple[Record, bool] | None:
-        """A member downloads a file of its task; None if it does not.
+    def record_of(self, client: str, digest: str) -> tuple[Record, bool] | None:
+        """The record of a member that is sent a file of its task; None if it is not one of them.
 
         Returns:
             The record that counts the bytes, and whether the member has not been sent its task's
@@ -539,7 +539,7 @@ class RoundDriver:
         files = self.tasks.files(self.plan_of(key[1]), client)
         if digest not in files:
             return None
-        record = self._context.records.downloading(key, client, resumed=resumed)
+        record = self._context.records.find(key, client) or Record()
         return record, record.bytes_down < 2 * sum(files.values())
 
     def check_open(self, client: str, number: int) -> None:

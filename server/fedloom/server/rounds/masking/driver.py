@@ -243,11 +243,11 @@ class MaskedRoundDriver(RoundDriver):
         of = None if session is None else self._open_sessions.get(session.number)
         return self._list_path(of) if of is not None and of.ready.digest == digest else None
 
-    def downloading(self, client: str, digest: str, *, resumed: bool) -> tuple[Record, bool] | None:
-        """A member downloads a file of its task, or the list of ready members."""
+    def record_of(self, client: str, digest: str) -> tuple[Record, bool] | None:
+        """The record of a member that is sent a file of its task, or the list of ready members."""
         if self.file_for(client, digest) is not None:
             return Record(), True
-        return super().downloading(client, digest, resumed=resumed)
+        return super().record_of(client, digest)
 
     async def masking_message(self, client: str, message: fleet_pb2.MaskingMessage) -> None:
         """A member sent a message of its session; a refused one ends its part."""
