@@ -130,7 +130,16 @@ def test_a_slow_client_gets_one_model(tmp_path, monkeypatch):
     assert played(tmp_path, scenario) == [True, False]
 
 
-@pytest.mark.parametrize("rules", ["none", "a gate", "a policy", "a limit of downloads"])
+POLICIES = {
+    "a policy of readings": '[device]\nreport = ["battery"]\n',
+    "a policy": "[runs]\nrounds_per_day = 9\n",
+    "a policy of what leaves": "[leaves]\nmetrics = false\n",
+}
+
+
+@pytest.mark.parametrize(
+    "rules", ["none", *POLICIES, "a gate", "a condition", "a limit of downloads"]
+)
 def test_a_device_with_rules_of_its_own_is_asked_first(tmp_path, rules):
     """Its owner's rules hold before anything of the run reaches it; the bits are the same."""
 
@@ -141,10 +150,13 @@ def test_a_device_with_rules_of_its_own_is_asked_first(tmp_path, rules):
     async def scenario(federation, agents):
         await agents.enrol("ann")
         config = agents.configs["ann"]
-        if rules == "a policy":
+        if rules in POLICIES:
             path = tmp_path / "policy.toml"
-            path.write_text("[runs]\nrounds_per_day = 9\n")
+            path.write_text(POLICIES[rules])
             agents.configs["ann"] = replace(config, policy=path)
+        elif rules == "a condition":
+            conditions = replace(config.conditions, load_below=1e6)
+            agents.configs["ann"] = replace(config, conditions=conditions)
         elif rules == "a limit of downloads":
             budgets = replace(config.budgets, download_mbit_s=1000.0)
             agents.configs["ann"] = replace(config, budgets=budgets)
@@ -157,4 +169,4 @@ def test_a_device_with_rules_of_its_own_is_asked_first(tmp_path, rules):
         assert member.bytes_down == size.stat().st_size
         return member.download_began_at is None
 
-    assert played(tmp_path, scenario) == (rules == "none")
+    assert played(tmp_path, scenario) == (rules in ("none", "a policy of readings"))

@@ -36,7 +36,7 @@ from fedloom.client.gates import Gate
 from fedloom.client.identity.renew import Renewal
 from fedloom.client.network import transfer
 from fedloom.client.network.connection import JITTER, Connection, UnreadableError, parsed
-from fedloom.client.owner.policy import Policy, PolicyFile
+from fedloom.client.owner.policy import PolicyFile
 from fedloom.client.owner.policy_gate import PolicyGate
 from fedloom.client.state.health_file import HealthFile, keep_watchdog
 from fedloom.client.state.process_lock import only_agent
@@ -138,7 +138,7 @@ class Agent:
         if config.budgets.download_mbit_s is not None:
             return 0
         try:
-            return methods.OFFERED_MODEL_BYTES if self._policy.current() == Policy() else 0
+            return methods.OFFERED_MODEL_BYTES if self._policy.current().is_open else 0
         except UsageError:
             return 0
 

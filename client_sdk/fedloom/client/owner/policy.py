@@ -168,6 +168,11 @@ class Policy:
     device: DevicePolicy = field(default_factory=DevicePolicy)
 
     @property
+    def is_open(self) -> bool:
+        """Whether it restricts no run; readings of the device are beside all runs."""
+        return replace(self, device=DevicePolicy()) == Policy()
+
+    @property
     def metrics(self) -> bool:
         """Whether metrics leave: never with noise, which they could undo."""
         return self.leaves.metrics and not self.privacy.clip_norm
