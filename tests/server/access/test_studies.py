@@ -115,7 +115,8 @@ def answered(visitor, row, names, query=""):
     text = answer.text
     for key, name in sorted(names.items(), key=lambda item: -len(item[1])):
         text = text.replace(name, key)
-    text = re.sub(r"<time.*?</time>|\d+(\.\d+)? (ms|s|min)\b", "TIME", text)
+    # Sizes too: the page of a new run tells the room on the disk, which other processes use.
+    text = re.sub(r"<time.*?</time>|\d+(\.\d+)? (ms|s|min|[kMGT]?B)\b", "TIME", text)
     return answer.status, re.sub(r"\d{9,}(\.\d+)?", "TIME", text)
 
 
