@@ -26,10 +26,19 @@ ROUND = {"cohort": {"goal": 1, "quorum": 1, "deadline_s": 3600.0}}
 class Stream:
     """A client's stream, byte by byte; it accepts what it is offered."""
 
-    def __init__(self, federation, name):
-        self.name = name
-        self._channel = federation.channel(federation.enrol(name))
-        self._call = self._channel.stream_stream(methods.ATTEND)()
+    def __init__(self, name, channel):
+        self.name, self._channel = name, channel
+        self._call = channel.stream_stream(methods.ATTEND)()
+
+    @classmethod
+    def of(cls, federation, name):
+        """A stream of a client that is enrolled for it."""
+        return cls(name, federation.channel(federation.enrol(name)))
+
+    def again(self):
+        """Another stream of the client, after this one has ended."""
+        self._call.cancel()
+        return Stream(self.name, self._channel)
 
     async def begin(self, model_bytes):
         """Attend, and take models up to this size with offers."""
@@ -40,12 +49,12 @@ class Stream:
             model_bytes=model_bytes,
         )
         await self._call.write(fleet_pb2.ClientMessage(hello=hello).SerializeToString())
-        assert (await self._heard()).HasField("welcome")
+        await self._heard("welcome")
         return self
 
     async def offer(self):
         """The next task, and the model that came with it or None."""
-        message = await self._heard()
+        message = await self._heard("signed_offer")
         statement = fleet_pb2.OfferStatement.FromString(message.signed_offer.statement)
         task = fleet_pb2.Task.FromString(statement.task)
         reply = fleet_pb2.OfferReply(task=task.key, accepted=True)
@@ -56,15 +65,19 @@ class Stream:
         async with asyncio.timeout(PATIENCE_S):
             return await self._call.read()
 
-    async def _heard(self):
-        return fleet_pb2.ServerMessage.FromString(await self._read())
+    async def _heard(self, kind):
+        """The next message of a kind."""
+        while True:
+            message = fleet_pb2.ServerMessage.FromString(await self._read())
+            if message.WhichOneof("kind") == kind:
+                return message
 
 
 def offered(tmp_path, params, model_bytes):
     """Whether a model comes with its offer; if so its bytes and their count are checked."""
 
     async def scenario(federation, _):
-        stream = await Stream(federation, "ann").begin(model_bytes)
+        stream = await Stream.of(federation, "ann").begin(model_bytes)
         run = await submit(federation, params, **ROUND)
         task, model = await stream.offer()
         record = federation.contexts.records.find((run, 1), "ann")
@@ -91,43 +104,56 @@ def test_other_offers_come_alone(tmp_path, params, model_bytes):
     assert not offered(tmp_path, params, model_bytes)
 
 
-def test_a_model_comes_once_on_a_stream(tmp_path):
-    """Of two runs with one model the second one's offer comes alone."""
+def offered_in_turn(tmp_path, *values):
+    """Whether the models of these values come with the offers of runs after each other."""
 
     async def scenario(federation, _):
-        stream = await Stream(federation, "ann").begin(1 << 20)
+        stream = await Stream.of(federation, "ann").begin(1 << 20)
         got = []
-        for _ in range(2):
-            run = await submit(federation, SMALL, **ROUND)
+        for value in values:
+            run = await submit(federation, {"w": np.full(1000, value, np.float32)}, **ROUND)
             got.append((await stream.offer())[1] is not None)
             await federation.server.runs.command(run, "stop")
-            assert (await stream._heard()).HasField("withdraw")
         return got
 
-    assert played(tmp_path, scenario) == [True, False]
+    return played(tmp_path, scenario)
+
+
+def test_a_model_comes_once_on_a_stream(tmp_path):
+    assert offered_in_turn(tmp_path, 1.0, 1.0, 2.0) == [True, False, True]
+
+
+def test_a_model_comes_once_for_a_task(tmp_path):
+    """Not again to a client that has lost its connection and has the model."""
+
+    async def scenario(federation, _):
+        first = await Stream.of(federation, "ann").begin(1 << 20)
+        run = await submit(federation, SMALL, **ROUND)
+        task, model = await first.offer()
+        second = await first.again().begin(1 << 20)
+        again, none = await second.offer()
+        assert (again.key, again.model) == (task.key, task.model)
+        await federation.server.runs.command(run, "stop")
+        return model is not None, none
+
+    assert played(tmp_path, scenario) == (True, None)
 
 
 def test_offers_come_alone_while_too_much_is_sent(tmp_path, monkeypatch):
-    """A model that no longer fits into what may be in flight is downloaded."""
+    """A model that does not fit into what may be in flight is downloaded."""
     monkeypatch.setattr(offered_models, "IN_FLIGHT_BYTES", 4000)
     assert not offered(tmp_path, SMALL, 1 << 20)
+
+
+def test_a_model_that_was_sent_is_no_longer_in_flight(tmp_path, monkeypatch):
+    monkeypatch.setattr(offered_models, "IN_FLIGHT_BYTES", 6000)
+    assert offered_in_turn(tmp_path, 1.0, 2.0, 3.0) == [True, True, True]
 
 
 def test_a_slow_client_gets_one_model(tmp_path, monkeypatch):
     """The messages of a slow stream would wait behind the models."""
     monkeypatch.setattr(offered_models, "JUDGED_AFTER_S", 0.0)
-
-    async def scenario(federation, _):
-        stream = await Stream(federation, "ann").begin(1 << 20)
-        got = []
-        for value in (1.0, 2.0):
-            run = await submit(federation, {"w": np.full(1000, value, np.float32)}, **ROUND)
-            got.append((await stream.offer())[1] is not None)
-            await federation.server.runs.command(run, "stop")
-            assert (await stream._heard()).HasField("withdraw")
-        return got
-
-    assert played(tmp_path, scenario) == [True, False]
+    assert offered_in_turn(tmp_path, 1.0, 2.0) == [True, False]
 
 
 POLICIES = {

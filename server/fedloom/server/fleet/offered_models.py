@@ -19,6 +19,7 @@ from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.reporting_rounds import ReportingRounds
 from fedloom.server.fleet.transfer_slots import JUDGED_AFTER_S
 from fedloom.server.rounds.clients import Send
+from fedloom.server.rounds.member_records import Record
 
 IN_FLIGHT_BYTES = 32 << 20
 """Most bytes of models that are being sent with offers; beyond it, offers are sent alone."""
@@ -52,8 +53,10 @@ class OfferedModels:
         async def send(message: fleet_pb2.ServerMessage) -> None:
             nonlocal longest, sent
             model = _model_of(message)
-            fits = 0 < model.size_bytes <= longest
-            content = self._read(model) if fits and model.digest != sent else b""
+            fits = 0 < model.size_bytes <= longest and model.digest != sent
+            seen = self._rounds.record_of(client, model.digest)[0] if fits else Record()
+            has_it = seen.bytes_down > 0  # such as from before it reconnected
+            content = self._read(model) if fits and not has_it else b""
             message.model_follows = bool(content)
             if not content:
                 await context.write(message)
@@ -67,7 +70,6 @@ class OfferedModels:
                 self._in_flight -= len(content)
             if time.monotonic() - begun > JUDGED_AFTER_S:
                 longest = 0  # its other messages would wait behind models
-            seen, _ = self._rounds.record_of(client, model.digest)
             seen.given(len(content))
             self._server.meters.sent.inc(len(content))
 
