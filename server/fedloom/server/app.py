@@ -50,6 +50,7 @@ from fedloom.server.access.site import make_site  # noqa: E402
 from fedloom.server.config import ServerConfig, split_address  # noqa: E402
 from fedloom.server.context import ServerContext, assemble  # noqa: E402
 from fedloom.server.device_ports import Certificates  # noqa: E402
+from fedloom.server.event_loop import ServerLoop  # noqa: E402
 from fedloom.server.fleet import last_seen, refusal_log  # noqa: E402
 from fedloom.server.fleet.context import FleetContext  # noqa: E402
 from fedloom.server.fleet.desk import Desk  # noqa: E402
@@ -511,7 +512,8 @@ def run(
                 work.result()
 
     try:
-        asyncio.run(main())
+        with asyncio.Runner(loop_factory=ServerLoop) as runner:
+            runner.run(main())
     except StoppedOnStandbyError:
         log.info("stopped on standby")
     except sa.exc.OperationalError as error:

@@ -11,8 +11,12 @@ from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.transport.methods import CHUNK_BYTES
 from fedloom.server.fleet.sessions import Call
 from fedloom.server.fleet.transfer_slots import (
+    BUSY,
+    ENOUGH_BYTES_PER_S,
+    FEW,
     IDLE_S,
     JUDGED_AFTER_S,
+    LOOK_S,
     MAX_PARKED,
     SLOW_CHUNK_BYTES,
     SLOW_PER_FAST,
@@ -325,3 +329,140 @@ async def test_a_parked_transfer_that_is_cancelled_while_it_waits_leaves_the_que
         each.cancel()
     await asyncio.wait(stalling.values())
     assert (slots.busy, slots.waiting) == (0, 0)
+
+
+# ---- how many fast slots are open --------------------------------------------------------------
+
+
+class Server:
+    """Slots whose server is as busy as a test says; of every look 0.05 s pass on the clock."""
+
+    def __init__(self, fast, busy):
+        self.clock, self.busy = Clock(), busy
+        self.slots = TransferSlots(fast, self.clock, busy=lambda: self.busy)
+        self.peers = []
+
+    async def connect(self, count):
+        self.peers += [Peer(self.slots, f"c{number}", steps=1000) for number in range(count)]
+        await settled()
+
+    @property
+    def num_begun(self):
+        return sum(peer.begun.is_set() for peer in self.peers)
+
+    async def look(self, moved=0):
+        """Until the slots have looked once more, after so many bytes of one transfer."""
+        if moved:
+            self.peers[0].size_bytes = moved
+            await self.peers[0].move()
+        self.clock.now += LOOK_S
+        before = self.slots._timer
+        assert before is not None
+        async with asyncio.timeout(10):
+            while self.slots._timer is before:
+                await asyncio.sleep(LOOK_S / 10)
+        await settled()
+
+    async def leave(self):
+        for peer in self.peers:
+            peer.done.cancel()
+        await asyncio.wait([peer.done for peer in self.peers])
+
+
+def with_server(fast, busy):
+    def of(test):
+        async def scene():
+            server = Server(fast, busy)
+            await test(server)
+            await server.leave()
+
+        def run():
+            asyncio.run(scene())
+
+        run.__doc__, run.__name__ = test.__doc__, test.__name__
+        return run
+
+    return of
+
+
+MUCH = 2 * int(ENOUGH_BYTES_PER_S * LOOK_S)
+
+
+@with_server(5, busy=BUSY - 0.1)
+async def test_slots_open_one_by_one_while_the_server_is_not_busy(server):
+    """Up to the setting, whatever is moved."""
+    await server.connect(7)
+    begun = [server.num_begun]
+    for moved in (0, MUCH, 0, MUCH, 0):
+        await server.look(moved)
+        begun.append(server.num_begun)
+    assert begun == [FEW, 3, 4, 5, 5, 5]
+
+
+@with_server(5, busy=BUSY)
+async def test_a_busy_server_that_moves_much_opens_no_slot(server):
+    """More transfers at once would only share its processor."""
+    await server.connect(5)
+    for _ in range(4):
+        await server.look(MUCH)
+    assert server.num_begun == FEW
+
+
+@with_server(5, busy=1.0)
+async def test_a_server_that_is_busy_with_something_else_opens_slots(server):
+    """Slow links must not wait for each other because the console or a fold has much to do."""
+    await server.connect(6)
+    for _ in range(4):
+        await server.look(MUCH // 3)
+    assert server.num_begun == 5
+
+
+@with_server(5, busy=1.0)
+async def test_what_was_moved_before_the_last_look_does_not_count(server):
+    await server.connect(4)
+    await server.look(10 * MUCH)
+    assert server.num_begun == FEW
+    await server.look()
+    assert server.num_begun == 3
+
+
+@with_server(5, busy=0.0)
+async def test_slots_close_when_the_server_becomes_busy(server):
+    """Transfers keep theirs; as many fewer begin when they end, but never fewer than a few."""
+    await server.connect(20)
+    for _ in range(4):
+        await server.look()
+    assert server.num_begun == 5
+    server.busy = 1.0
+    for _ in range(6):
+        await server.look(MUCH)
+    for peer in server.peers[1:4]:
+        peer.done.cancel()
+    await settled()
+    assert server.num_begun == 5
+    server.peers[4].done.cancel()
+    await settled()
+    assert server.num_begun == 6
+    server.busy = 0.0
+    await server.look(MUCH)
+    assert server.num_begun == 7
+
+
+@with_server(1, busy=1.0)
+async def test_one_slot_stays_one(server):
+    await server.connect(3)
+    assert server.num_begun == 1
+    for moved in (MUCH, 0, MUCH):
+        await server.look(moved)
+    server.peers[0].done.cancel()
+    await settled()
+    assert server.num_begun == 2
+
+
+@with_server(8, busy=0.0)
+async def test_slots_that_are_full_of_idle_peers_open_others_at_once(server):
+    """Peers that stand still cost others a look, not the half second until they are parked."""
+    await server.connect(3)
+    await server.look()
+    assert server.num_begun == 3
+    assert not any(peer.transfer.is_parked for peer in server.peers)

@@ -5,6 +5,10 @@ server's memory does not grow with the number of clients. A slow transfer has li
 takes minutes: once it proves slow, it moves to a slow slot with smaller chunks and frees its fast
 one.
 
+Fast slots open one by one while transfers wait, and close again while the server is busy: transfers
+that the network limits then run side by side, and transfers that the server's processor limits run
+one after another, which costs less and ends each sooner.
+
 A client has one slot in each direction, and clients get slots in turn. A transfer whose peer is
 idle loses its slot when another waits: it is parked, keeps its offset, and waits for a slot again
 as soon as its peer moves. A client that was parked or slow begins its next transfers in a slow
@@ -22,6 +26,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.transport.chunk_size import Chunks
+from fedloom.server.event_loop import busy_share
 from fedloom.server.fleet.sessions import Call
 
 SLOW_BYTES_PER_S = 1 << 20
@@ -36,6 +41,15 @@ IDLE_S = 0.5
 LOOK_S = 0.05
 """Interval at which idle transfers are looked for while others wait, seconds."""
 
+FEW = 2
+"""Fast slots that are always open."""
+
+BUSY = 0.4
+"""Share of the event loop's time from which more transfers at once would only share it."""
+
+ENOUGH_BYTES_PER_S = 100 << 20
+"""Rate of all fast transfers below which the loop is busy with something else than them."""
+
 SLOW_PER_FAST = 64
 SLOW_CHUNK_BYTES = 64 << 10
 
@@ -47,12 +61,16 @@ MAX_DOUBTED = 10_000
 
 
 class _Lane:
-    """Slots of one kind: how many are free, who holds the others, and whose turn is next."""
+    """Slots of one kind: how many are open, who holds them, and whose turn is next."""
 
     def __init__(self, slots: int) -> None:
-        self.free = slots
+        self.open = slots
         self.held: set[Transfer] = set()
         self.turns: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.held) < self.open
 
 
 class _Client:
@@ -126,7 +144,7 @@ class Transfer:
         """
         self._passed += size_bytes
         if self.lane is not None and not self._slots.is_slow(self):
-            self._slots.chunks.passed(size_bytes, seconds)
+            self._slots.count(size_bytes, seconds)
             if self.held_s > JUDGED_AFTER_S and not self.is_fast:
                 self._slots.doubt(self)
         if self.lane is None:
@@ -139,14 +157,12 @@ class Transfer:
     def gets(self, lane: _Lane) -> None:
         """Hold a slot of this lane from now on."""
         self.lane, self._held_since, self.is_new = lane, self._slots.clock(), False
-        lane.free -= 1
         lane.held.add(self)
 
     def loses(self) -> None:
         """Free the slot."""
         if self.lane is not None:
             self._held_s = self.held_s
-            self.lane.free += 1
             self.lane.held.discard(self)
             self.lane = None
 
@@ -155,9 +171,10 @@ class TransferSlots:
     """Slots for transfers in one direction.
 
     Args:
-        fast: number of fast slots; there are `SLOW_PER_FAST` times as many slow ones.
+        fast: most fast slots; there are `SLOW_PER_FAST` times as many slow ones.
         clock: monotonic seconds.
         chunks: sizes of chunks in fast slots.
+        busy: share of the time in which the server is busy, from 0 to 1.
 
     Attributes:
         busy: transfers in progress, parked ones included.
@@ -165,11 +182,17 @@ class TransferSlots:
     """
 
     def __init__(
-        self, fast: int, clock: Callable[[], float] = time.monotonic, chunks: Chunks | None = None
+        self,
+        fast: int,
+        clock: Callable[[], float] = time.monotonic,
+        chunks: Chunks | None = None,
+        busy: Callable[[], float] = busy_share,
     ) -> None:
         self.clock = clock
         self.chunks = chunks or Chunks()
-        self._fast, self._slow = _Lane(fast), _Lane(fast * SLOW_PER_FAST)
+        self._most, self._busy = fast, busy
+        self._fast, self._slow = _Lane(min(FEW, fast)), _Lane(fast * SLOW_PER_FAST)
+        self._looked_at, self._moved = 0.0, 0  # the bytes in fast slots since then
         self._clients: dict[str, _Client] = {}
         self._doubted: OrderedDict[str, None] = OrderedDict()
         self._behind: set[str] = set()  # clients whose own transfer is in the way of their next
@@ -204,6 +227,11 @@ class TransferSlots:
     def is_slow(self, transfer: Transfer) -> bool:
         """Whether it is in a slow slot, or gets one next."""
         return transfer.lane is self._slow or transfer.client in self._doubted
+
+    def count(self, size_bytes: int, seconds: float) -> None:
+        """Count a chunk that passed in a fast slot."""
+        self.chunks.passed(size_bytes, seconds)
+        self._moved += size_bytes
 
     def doubt(self, transfer: Transfer) -> None:
         """Free the fast slot of a transfer that proved slow."""
@@ -286,7 +314,7 @@ class TransferSlots:
     def _grant(self) -> None:
         """Give free slots to the clients whose turn it is."""
         for lane in (self._fast, self._slow):
-            while lane.turns and lane.free:
+            while lane.turns and lane.has_room:
                 name, _ = lane.turns.popitem(last=False)
                 client = self._clients[name]
                 transfer = client.waiting.popleft()
@@ -296,15 +324,17 @@ class TransferSlots:
                     transfer.granted.set_result(None)
                 self._line_up(name)
         if self.waiting and self._timer is None:
+            self._looked_at, self._moved = self.clock(), 0
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Park idle transfers that are in the way of others.
+        """Open or close a fast slot, and park idle transfers that are in the way of others.
 
-        Only those that were overdue at the last look too: if this process was late, the messages of
-        their peers have been received since.
+        Only those are parked that were overdue at the last look too: if this process was late, the
+        messages of their peers have been received since.
         """
         self._timer = None
+        self._open_or_close()
         since, before = self.clock() - IDLE_S, self._overdue
         held = [t for lane in (self._fast, self._slow) for t in lane.held]
         self._overdue = {
@@ -313,10 +343,20 @@ class TransferSlots:
         idle = [t for t, at in self._overdue.items() if before.get(t) == at]
         for transfer in sorted(idle, key=self._overdue.__getitem__):
             lane = transfer.lane
-            crowded = lane is not None and lane.turns and not lane.free
+            crowded = lane is not None and lane.turns and not lane.has_room
             if crowded or transfer.client in self._behind:
                 self.park(transfer)
         self._grant()
+
+    def _open_or_close(self) -> None:
+        lane = self._fast
+        is_full = self._busy() >= BUSY and self._moved >= ENOUGH_BYTES_PER_S * (
+            self.clock() - self._looked_at
+        )
+        if is_full:
+            lane.open = max(lane.open - 1, min(FEW, self._most))
+        elif lane.turns:
+            lane.open = min(lane.open + 1, self._most)
 
 
 def _stalled() -> Refusal:
