@@ -67,7 +67,7 @@ def kernel(values, block):
     def work():
         for start in range(0, values.size, block):
             run = slice(start, min(start + block, values.size))
-            slicer.add(run, (run.stop - run.start,), values[run], 600.0 * 2**20)
+            slicer.add(run, (run.stop - run.start,), [(values[run], 600.0 * 2**20)])
 
     return work
 

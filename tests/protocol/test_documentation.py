@@ -72,6 +72,12 @@ def test_the_page_states_the_limits_of_the_code():
     slow = (transfer_slots.SLOW_BYTES_PER_S, transfer_slots.SLOW_CHUNK_BYTES)
     assert (*slow, transfer_slots.JUDGED_AFTER_S) == (1 << 20, 64 << 10, 2.0)
     assert f"{transfer_slots.SLOW_PER_FAST} times as many slow ones" in PAGE
+    opened = (transfer_slots.FEW, transfer_slots.BUSY, transfer_slots.ENOUGH_BYTES_PER_S)
+    assert opened == (2, 0.4, 100 << 20)
+    assert (
+        f"every {transfer_slots.LOOK_S} s, unless the server's\n  event loop is busy for 40 %"
+        in PAGE
+    )
     assert f"at most {container.MAX_DIMENSIONS} whole numbers" in PAGE
     assert PROTOCOL_VERSIONS == SERVER_VERSIONS[:1] == (3,)
     assert PAGE.startswith("# The wire format, version 3\n")

@@ -7,6 +7,7 @@ the same bits.
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -24,6 +25,7 @@ from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.exact.fixed_point import Draws, Ints
 from fedloom.strategies.exact.grid import is_stochastic
 from fedloom.strategies.exact.partial import (
+    AT_ONCE,
     DELTA,
     SCALAR,
     Addend,
@@ -90,10 +92,16 @@ def add_updates(
                 if isinstance(covered, Full):
                     whole.setdefault(key, []).append((file, part))
                 else:
-                    partial.add_each(key, covered, [file.addend(part, covered, specs[key])])
+                    partial.add_each(
+                        key, covered, [file.addend(part, covered, specs[key], _Buffer())]
+                    )
 
         def add_whole(key: Key) -> None:
-            addends = [file.addend(part, Full(), specs[key]) for file, part in whole[key]]
+            buffers = cycle([_Buffer() for _ in range(AT_ONCE)])
+            addends = [
+                file.addend(part, Full(), specs[key], buffer)
+                for (file, part), buffer in zip(whole[key], buffers, strict=False)
+            ]
             partial.add_each(key, Full(), addends)
 
         if for_each is None or partial.narrow:  # a narrow sum counts what it rounds, of all tensors
@@ -134,7 +142,7 @@ def masked_addends(
     named = {(part.group, part.tensor): part.values for part in header.parts}
     handle = os.open(path, os.O_RDONLY | positional_files.BINARY)
     try:
-        layout = read_layout_at(handle) if named else None
+        layout, buffer = read_layout_at(handle) if named else None, _Buffer()
         for key in sorted(specs):
             one = Partial({key: specs[key]}, exponent, narrow=True)
             draws = rounding_draws(sum_bits, seed, key, noisy=noise is not None)
@@ -142,7 +150,8 @@ def masked_addends(
                 one.add_array(key, Full(), units, np.array(header.scalars[key[1]]), draws=draws)
             else:
                 assert layout is not None
-                one.add(key, Full(), units, _Reader(handle, layout, named[key]), draws=draws)
+                read = _Reader(handle, layout, named[key], buffer)
+                one.add(key, Full(), units, read, draws=draws)
             if noise is not None:
                 noise.add_to(one)
             yield one.sum_block(key, 0, specs[key].size)
@@ -197,12 +206,14 @@ class _Opened:
             return Mask(bits.view(np.bool_))
         return Full()
 
-    def addend(self, part: fleet_pb2.Part, covered: Coverage, spec: TensorSpec) -> Addend:
-        """What a part adds to its tensor."""
+    def addend(
+        self, part: fleet_pb2.Part, covered: Coverage, spec: TensorSpec, buffer: "_Buffer"
+    ) -> Addend:
+        """What a part adds to its tensor; its values are read into the buffer."""
         read: Callable[[int], NDArray[Any]] = (
             self._decoded(part, covered.shape if isinstance(covered, Slice) else spec.shape)
             if part.HasField("encoding")
-            else self._reader(part.values)
+            else self._reader(part.values, buffer)
         )
         return Addend(self._units, read, self._value_units if part.group == DELTA else self._units)
 
@@ -217,24 +228,38 @@ class _Opened:
         }
         return Sequential(codec.decoder(shape, part.encoding.seed, read), size_of(shape))
 
-    def _reader(self, name: str) -> "_Reader":
-        return _Reader(self._handle, self._layout, name)
+    def _reader(self, name: str, buffer: "_Buffer | None" = None) -> "_Reader":
+        return _Reader(self._handle, self._layout, name, buffer or _Buffer())
 
 
 def _at_random(reader: "_Reader") -> Read:
     return lambda start, stop: reader.seek(start)(stop - start)
 
 
-class _Reader:
-    """Reads a tensor's values in order, through one reused buffer."""
+class _Buffer:
+    """Memory for the values of one read at a time, which stays in the processor's cache."""
 
-    def __init__(self, handle: int, layout: Layout, name: str) -> None:
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def values(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Memory for so many values, until the next call."""
+        size = count * dtype.itemsize
+        if size > self._bytes.size:
+            self._bytes = np.empty(size, np.uint8)
+        return self._bytes[:size].view(dtype)
+
+
+class _Reader:
+    """Reads a tensor's values in order, through a reused buffer."""
+
+    def __init__(self, handle: int, layout: Layout, name: str, buffer: _Buffer) -> None:
         info = layout.tensors[name]
+        self._buffer = buffer
         self._handle = handle
         self._dtype = DTYPES[info.dtype]
         self._start = self._position = layout.data_start + info.start
         self._size = self._left = info.size
-        self._buffer = np.empty(0, self._dtype)
 
     def seek(self, index: int) -> "_Reader":
         self._position = self._start + index * self._dtype.itemsize
@@ -246,9 +271,7 @@ class _Reader:
             raise IntegrityError(
                 f"Expected at most {self._left} more values, got a request for {count}."
             )
-        if count > self._buffer.size:
-            self._buffer = np.empty(count, self._dtype)
-        values = self._buffer[:count]
+        values = self._buffer.values(count, self._dtype)
         into = values.view(np.uint8).data
         got = positional_files.read_into(self._handle, into, self._position) if count else 0
         if got != count * self._dtype.itemsize:

@@ -23,8 +23,8 @@ LEAST: Final = 1 << 18
 _LEAST_WHEN_LOADED: Final = 1 << 10
 """Values of a tensor from which compiled functions are faster than numpy's passes."""
 
-_PIECE: Final = 4096
-"""Values that fit the first cache together with their buffers."""
+_PIECE: Final = 1024
+"""Values whose two words and buffers fit the first cache: 32 KiB."""
 
 Compiled: TypeAlias = Callable[..., Any]
 
@@ -88,15 +88,21 @@ def _njit() -> Compiled | None:
 
 
 def _fold(  # noqa: PLR0917 - numba calls by position
-    first: Ints, second: Ints, values: NDArray[Any], scale: float, coarse: float, fine: float
+    first: Ints,
+    second: Ints,
+    arrays: tuple[NDArray[Any], ...],
+    scales: tuple[float, ...],
+    coarse: float,
+    fine: float,
 ) -> int:
-    """Add the bits of `values · scale`, cut into two slices, to two words.
+    """Add the bits of `values · scale` of each array, cut into two slices, to two words.
 
     Args:
         first: of the coarser slices, int64 [n].
         second: of the finer ones, int64 [n].
-        values: float32 or float64 [n].
-        scale: its products with the values are exact in float64.
+        arrays: of values, float32 or float64 [n], all of one type; it is compiled for each number
+            of them.
+        scales: one of each array; their products with the values are exact in float64.
         coarse: constant that rounds to the first word's unit when it is added.
         fine: constant that rounds to the second word's unit.
 
@@ -106,19 +112,20 @@ def _fold(  # noqa: PLR0917 - numba calls by position
     upper, lower = np.empty(_PIECE), np.empty(_PIECE)
     upper_bits, lower_bits = upper.view(np.uint64), lower.view(np.uint64)
     left = 0
-    for start in range(0, values.size, _PIECE):
-        piece = values[start : start + _PIECE]
+    for start in range(0, first.size, _PIECE):
         one = first[start : start + _PIECE].view(np.uint64)
         two = second[start : start + _PIECE].view(np.uint64)
-        for n in range(piece.size):
-            value = np.float64(piece[n]) * scale
-            upper[n] = value + coarse
-            rest = value - (upper[n] - coarse)
-            lower[n] = rest + fine
-            left += lower[n] - fine != rest
-        for n in range(piece.size):
-            one[n] += upper_bits[n]
-            two[n] += lower_bits[n]
+        for number in range(len(arrays)):
+            piece, scale = arrays[number][start : start + _PIECE], scales[number]
+            for n in range(piece.size):
+                value = np.float64(piece[n]) * scale
+                upper[n] = value + coarse
+                rest = value - (upper[n] - coarse)
+                lower[n] = rest + fine
+                left += lower[n] - fine != rest
+            for n in range(piece.size):
+                one[n] += upper_bits[n]
+                two[n] += lower_bits[n]
     return left
 
 

@@ -14,6 +14,7 @@ https://arxiv.org/abs/1502.02551, section 3.1 (stochastic rounding).
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -206,7 +207,8 @@ class Scaler:
         return ints
 
 
-def exact_scales(units: int, exponent: int, dtype: np.dtype[Any]) -> list[float]:
+@lru_cache(maxsize=256)
+def exact_scales(units: int, exponent: int, dtype: np.dtype[Any]) -> tuple[float, ...]:
     """Return factors that sum to w · 2^s, each of whose products with a value is exact.
 
     float64 has 53 bits: 24 of a float32 leave 29 for a factor, so whole numbers of examples need
@@ -223,7 +225,7 @@ def exact_scales(units: int, exponent: int, dtype: np.dtype[Any]) -> list[float]
         shift = max(units.bit_length() - bits, 0)
         scales.append(math.ldexp(units >> shift, shift + exponent - UNIT_BITS))
         units -= units >> shift << shift
-    return scales or [0.0]
+    return tuple(scales) or (0.0,)
 
 
 def is_wide(dtype: np.dtype[Any]) -> bool:

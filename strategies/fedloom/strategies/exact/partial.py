@@ -44,6 +44,7 @@ from fedloom.strategies.exact.fixed_point import (
 from fedloom.strategies.exact.packed import Bytes, Packing, pack
 from fedloom.strategies.exact.unpacking import Unpacking
 from fedloom.strategies.exact.words import (
+    AT_ONCE,
     BLOCK,
     DENSE,
     MOST_WORDS,
@@ -55,6 +56,7 @@ from fedloom.strategies.exact.words import (
 )
 
 __all__ = [
+    "AT_ONCE",
     "BLOCK",
     "DELTA",
     "MAX_UNITS",
@@ -114,7 +116,7 @@ class Addend:
     Attributes:
         units: the weight, from `weight_units()`.
         read: called with n > 0, returns the next n values, 1-D, float16, 32 or 64, or ints; they
-            are used before the next call.
+            are used before the next call, and before that of the addend `AT_ONCE` places later.
         value_units: factor of the values, from 0 to `units`, below `units` for a stale update;
             None for `units`.
         draws: round the values of a narrow sum stochastically by these; None for to nearest.
@@ -338,14 +340,15 @@ class Partial:
         slicer, times = Slicer(words, coverage, shape, self._most), 0
         for index, block in coverage.blocks(shape, BLOCK):
             times = 0
-            for each in addends:
-                values = _checked_values(each.read, math.prod(block))
-                parts = halves(values) if is_wide(values.dtype) else (values,)
-                scales = exact_scales(each.factor, self._base, values.dtype)
-                for part in parts:
-                    for scale in scales:
-                        slicer.add(index, block, part, scale)
-                times += len(parts) * len(scales)
+            for first in range(0, len(addends), AT_ONCE):
+                scaled: list[tuple[NDArray[Any], float]] = []
+                for each in addends[first : first + AT_ONCE]:
+                    values = _checked_values(each.read, math.prod(block))
+                    parts = halves(values) if is_wide(values.dtype) else (values,)
+                    scales = exact_scales(each.factor, self._base, values.dtype)
+                    scaled += [(part, scale) for part in parts for scale in scales]
+                slicer.add(index, block, scaled)
+                times += len(scaled)
         slicer.finish(times)
 
     def add_array(
