@@ -86,8 +86,8 @@ class ServerConfig:
     max_fast_transfers: int = setting(
         8,
         doc="most models or updates transferred at full speed at once, in each direction; others "
-        "wait, in turn by client. A busy server transfers fewer, but at least two. Slow transfers "
-        "have 64 times as many slots",
+        "wait, in turn by client. A busy server transfers fewer, down to two. Slow transfers have "
+        "64 times as many slots",
     )
     ping_s: float = setting(
         150.0,

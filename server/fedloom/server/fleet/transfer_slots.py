@@ -353,10 +353,10 @@ class TransferSlots:
         is_full = self._busy() >= BUSY and self._moved >= ENOUGH_BYTES_PER_S * (
             self.clock() - self._looked_at
         )
-        if is_full:
-            lane.open = max(lane.open - 1, min(FEW, self._most))
-        elif lane.turns:
-            lane.open = min(lane.open + 1, self._most)
+        if is_full and lane.open > FEW:
+            lane.open -= 1
+        elif not is_full and lane.turns and lane.open < self._most:
+            lane.open += 1
 
 
 def _stalled() -> Refusal:
